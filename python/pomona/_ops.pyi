@@ -1,0 +1,92 @@
+"""MLX primitives over the CPU kernels (csrc/ops, csrc/kernels). Imports mlx first.
+
+Must be called on the thread that does all MLX work.
+"""
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+
+class Slab:
+    """K and V storage of one attention layer, token-major: [blocks, block_size, heads, dim].
+
+    Ownership: the buffers belong to this object and are written in place by the primitives; they
+    are never exposed to other MLX operations. K and V may differ in heads and width.
+    """
+
+    def __init__(
+        self,
+        blocks: int,
+        block_size: int,
+        k_heads: int,
+        k_dim: int,
+        v_heads: int,
+        v_dim: int,
+        dtype: mx.Dtype,
+    ) -> None: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def grow(self, blocks: int) -> None:
+        """Lengthen to `blocks`, keeping the contents. No step may be in flight."""
+    def keys(self) -> mx.array:
+        """A copy of K, for tests. No step may be in flight."""
+    def values(self) -> mx.array: ...
+    def address(self) -> tuple[int, int]:
+        """Addresses of the K and V buffers, for tests."""
+
+class StepTable:
+    """Where each token row of one model call writes and what it sees; shared by all layers.
+
+    tables:   int32 [S, M]  block table of each sequence (unused entries: -1)
+    sequence: int32 [T]     which table a token row belongs to
+    visible:  int32 [T]     keys the token row sees: positions [max(0, visible - window), visible)
+    slots:    int32 [T]     where it writes its own K/V: block * block_size + offset
+    copies:   int32 [C, 2]  blocks to copy (source, destination) before anything else, in order
+
+    Raises ValueError on entries that point outside (negative slots, visible beyond the table, ...).
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        tables: Int32Array,
+        sequence: Int32Array,
+        visible: Int32Array,
+        slots: Int32Array,
+        copies: Int32Array,
+    ) -> None: ...
+
+def update_and_attend(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    slab: Slab,
+    table: StepTable,
+    scale: float,
+    window: int = 0,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Write K/V of this call's token rows into the slab, then attend over the blocks.
+
+    q: [B, Hq, L, D]; k: [B, Hk, L, D]; v: [B, Hk, L, Dv]; token row t = b * L + l, T = B * L.
+    First the copies, then all writes, then the reads: a token row sees the keys written in the
+    same call up to its `visible`. window 0: no window. sinks: [Hq], one logit per query head that joins the
+    softmax without a value. Hq must be a multiple of Hk. Returns [B, Hq, L, Dv] in q's dtype,
+    laid out in memory as [B, L, Hq, Dv].
+    Sums are float32, in an order that depends only on the token row's own table and length.
+    """
+
+def update_and_gather(x: mx.array, slab: Slab, values: bool, table: StepTable) -> mx.array:
+    """Write x [1, H, L, D] into K (or V) of the slab, then return that row's history as dense
+    [1, H, visible of the last token row, D]. One sequence only (the gathered reader).
+    Block copies of the table are made for the written half (K or V) only.
+    """
+
+def cpu_variant() -> str:
+    """The kernel variant in use: "generic", "avx2", "avx512" or "neon"."""
