@@ -1,7 +1,8 @@
 """The settings of one server and of one worker.
 
-Values only: where they come from (flags, later variables and a file) is the caller's business. Both structs are
-frozen, so they can be handed down without copies, and msgspec can send `WorkerOptions` to the worker process.
+Values only: where they come from (flags, later variables and a file) is the caller's business. Both
+structs are frozen, so they can be handed down without copies, and msgspec can send `WorkerOptions` to
+the worker process.
 """
 
 from typing import Literal
