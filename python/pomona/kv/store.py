@@ -1,0 +1,153 @@
+"""One model's cached K/V: slabs for the bytes, a block pool and radix tree for who owns them, and the
+recurrent snapshots that hang in the tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from pomona._core import BlockPool, RadixTree
+from pomona._ops import Slab
+from pomona.kv.layout import CacheLayout
+from pomona.kv.readers import State
+
+FIRST_BLOCKS = 16
+SNAPSHOT_SHARE = 0.25
+"""Part of the KV budget that recurrent snapshots may take on top of it."""
+
+Int32Array = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """What the tree had for a prompt. The caller holds a row reference on each block."""
+
+    tokens: int
+    blocks: Int32Array
+    state: State | None
+
+
+class KVStore:
+    """Slabs grow by doubling as blocks with higher ids come into use, up to the pool's size.
+
+    All methods run on the worker's MLX thread.
+    """
+
+    def __init__(self, layout: CacheLayout, block_size: int, blocks: int, snapshot_bytes: int = 0) -> None:
+        self.layout = layout
+        self.block_size = block_size
+        self.pool = BlockPool(blocks)
+        self.tree = RadixTree(self.pool, block_size)
+        self.slabs = [
+            Slab(
+                min(FIRST_BLOCKS, blocks),
+                block_size,
+                layer.k_heads,
+                layer.k_dim,
+                layer.v_heads,
+                layer.v_dim,
+                layer.dtype,
+            )
+            for layer in layout.attention
+        ]
+        self.snapshots = SnapshotStore(self.tree, snapshot_bytes)
+
+    @property
+    def stateful(self) -> bool:
+        """Whether a resume needs a recurrent snapshot and not only blocks."""
+        return bool(self.layout.recurrent)
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.layout.bytes_per_token * self.block_size
+
+    @property
+    def slab_blocks(self) -> int:
+        return self.slabs[0].blocks if self.slabs else self.pool.capacity
+
+    @property
+    def must_grow(self) -> bool:
+        """Blocks beyond the slabs' length are in use: `grow` before the next dispatch."""
+        return self.pool.high_water > self.slab_blocks
+
+    def grow(self) -> None:
+        """Double the slabs until every block in use fits. No step may be in flight."""
+        blocks = self.slab_blocks
+        while blocks < self.pool.high_water:
+            blocks *= 2
+        for slab in self.slabs:
+            slab.grow(min(blocks, self.pool.capacity))
+
+    def match(self, tokens: Int32Array, limit: int) -> CachedPrefix:
+        """Longest usable prefix of `tokens[:limit]`, with its blocks held for a row."""
+        match = self.tree.match(tokens, limit, stateful=self.stateful)
+        state = self.snapshots.get(match.snapshot) if self.stateful and match.tokens else None
+        return CachedPrefix(match.tokens, match.blocks, state)
+
+    def cached_tokens(self, tokens: Int32Array, limit: int) -> int:
+        return self.tree.peek(tokens, limit, stateful=self.stateful)
+
+    def publish(self, tokens: Int32Array, blocks: Int32Array) -> Int32Array:
+        """Make computed tokens visible to other rows; returns the row's table from now on."""
+        return self.tree.insert(tokens, blocks)
+
+    def publish_state(self, tokens: Int32Array, state: State) -> None:
+        """Keep the recurrent state at the end of the published prefix `tokens`."""
+        self.snapshots.add(tokens, state)
+
+    def evict(self, blocks: int) -> None:
+        """Free idle blocks, if there are as many, and forget the snapshots that went with them."""
+        self.snapshots.forget(self.tree.evict(blocks).snapshots)
+
+    def clear(self) -> None:
+        self.snapshots.forget(self.tree.clear().snapshots)
+
+
+class SnapshotStore:
+    """Recurrent states by handle, within a budget of bytes; the least recently used go first."""
+
+    def __init__(self, tree: RadixTree, limit_bytes: int) -> None:
+        self._tree = tree
+        self._limit_bytes = limit_bytes
+        self._states: dict[int, State] = {}
+        self._next = 1
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def get(self, handle: int) -> State:
+        return self._states[handle]
+
+    def add(self, tokens: Int32Array, state: State) -> None:
+        handle = self._next
+        replaced = self._tree.attach_snapshot(tokens, handle)
+        if replaced < 0:
+            return
+        self._next += 1
+        self._states[handle] = state
+        self.nbytes += _nbytes(state)
+        if replaced:
+            self.forget([replaced])
+        self._trim()
+
+    def forget(self, handles: list[int]) -> None:
+        for handle in handles:
+            self.nbytes -= _nbytes(self._states.pop(handle))
+
+    def _trim(self) -> None:
+        if self.nbytes <= self._limit_bytes:
+            return
+        for handle in self._tree.snapshots():
+            self._tree.drop_snapshot(handle)
+            self.forget([handle])
+            if self.nbytes <= self._limit_bytes:
+                return
+
+
+def _nbytes(state: State) -> int:
+    return sum(array.nbytes for layer in state for array in layer if isinstance(array, mx.array))

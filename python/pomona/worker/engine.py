@@ -1,0 +1,96 @@
+"""The step loop: plan, dispatch, and meanwhile take in the step before.
+
+With look-ahead the next forward is on the device before the CPU work of the previous step begins; a row
+that turns out to have ended then ran one token too many, which is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+
+from pomona.link.messages import RowUpdate
+from pomona.worker.runner import InFlight, Runner
+from pomona.worker.scheduler import Scheduler, StepInFlightError, StepPlan
+from pomona.worker.sequence import RowState
+
+log = logging.getLogger(__name__)
+
+ROW_ERRORS = (ValueError, TypeError, RuntimeError, IndexError)
+"""What building a model call can raise for bad input of one row. Errors of the device surface when a
+step is read; those end the worker."""
+
+
+class Engine:
+    """Runs steps. `step` returns the news of rows; the caller sends them."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, look_ahead: bool = True) -> None:
+        self.scheduler = scheduler
+        self.look_ahead = look_ahead
+        self._runner = runner
+        self._in_flight: InFlight | None = None
+        self._last_completion = 0.0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.scheduler.running or self.scheduler.waiting or self._in_flight)
+
+    def step(self) -> list[RowUpdate]:
+        """Dispatch one step and take in the one before (or this one, without look-ahead)."""
+        updates: list[RowUpdate] = []
+        try:
+            plan = self.scheduler.plan()
+        except StepInFlightError:
+            updates += self.settle()
+            plan = self.scheduler.plan()
+        previous, self._in_flight = self._in_flight, None
+        failure: Exception | None = None
+        if plan is not None:
+            try:
+                self._in_flight = self._dispatch(plan, previous)
+            except ROW_ERRORS as error:
+                log.exception("a step of %d rows could not be built", len(plan.rows))
+                failure = error
+        updates += self._complete(previous)
+        if plan is not None and failure is not None:
+            updates += self._isolate(plan, failure)
+        if not self.look_ahead:
+            updates += self.settle()
+        return updates + self.scheduler.take_updates()
+
+    def settle(self) -> list[RowUpdate]:
+        """Wait for the step in flight, if any."""
+        in_flight, self._in_flight = self._in_flight, None
+        return self._complete(in_flight)
+
+    def _dispatch(self, plan: StepPlan, previous: InFlight | None) -> InFlight:
+        in_flight = self._runner.dispatch(plan, previous)
+        self.scheduler.dispatched(plan)
+        return in_flight
+
+    def _complete(self, in_flight: InFlight | None) -> list[RowUpdate]:
+        if in_flight is None:
+            return []
+        tokens = in_flight.read()
+        now = time.perf_counter()
+        seconds = now - max(in_flight.dispatched_at, self._last_completion)
+        self._last_completion = now
+        plan = in_flight.plan
+        self.scheduler.planner.observe(plan.prefill_tokens, plan.decode_rows, seconds)
+        return self.scheduler.complete(plan, tokens)
+
+    def _isolate(self, plan: StepPlan, error: Exception) -> list[RowUpdate]:
+        """Run the rows of a step that could not be built one by one, so that only the guilty one ends."""
+        updates: list[RowUpdate] = []
+        for scheduled in plan.rows:
+            if scheduled.row.state is not RowState.RUNNING:
+                continue
+            try:
+                if len(plan.rows) == 1:
+                    raise error
+                updates += self._complete(self._dispatch(replace(plan, rows=[scheduled]), None))
+            except ROW_ERRORS as own:
+                updates.append(self.scheduler.fail(scheduled.row, f"the request failed in the model: {own}"))
+        self.scheduler.abandon(plan)
+        return updates

@@ -1,0 +1,127 @@
+"""Loads a model folder through mlx-lm and makes it ready to run on the block pool."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from pomona.config import WorkerOptions
+from pomona.kv import seam
+from pomona.kv.layout import CacheLayout, UnsupportedCacheError, read_layout
+from pomona.kv.readers import ModelCaches, Reader, make_caches
+from pomona.kv.store import KVStore
+from pomona.worker import head
+from pomona.worker.probe import choose_reader
+
+log = logging.getLogger(__name__)
+
+KV_SHARE_OF_MEMORY = 0.25
+MAX_POOL_TOKENS = 1 << 22
+DEFAULT_CONTEXT = 8192
+
+
+class ModelLoadError(Exception):
+    """The model can't be served; the text is one sentence for the user."""
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    model: Any
+    config: dict[str, Any]
+    layout: CacheLayout
+    reader: Reader
+    wanted: head.WantedRows | None
+    vocab_size: int
+    store: KVStore
+    caches: ModelCaches
+    notes: list[str]
+
+    @property
+    def weights_bytes(self) -> int:
+        return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
+
+    @property
+    def context_tokens(self) -> int:
+        return context_tokens(self.config)
+
+
+def load(options: WorkerOptions) -> LoadedModel:
+    """Load weights, read the cache layout, choose the reader and make the pool.
+
+    Raises ModelLoadError with a sentence.
+    """
+    seam.install()
+    model, config = _load_weights(Path(options.model))
+    try:
+        layout = read_layout(model)
+    except UnsupportedCacheError as error:
+        kind = config.get("model_type")
+        raise ModelLoadError(f"models of type {kind!r} can't be served yet: they use {error}") from error
+    choice = choose_reader(model, layout, options.reader)
+    if choice.reader is None:
+        raise ModelLoadError(f"models of type {config.get('model_type')!r} can't be served yet: {choice.note}")
+    store = KVStore(layout, options.block_size, pool_blocks(options, layout), snapshot_bytes(layout))
+    caches = make_caches(layout, store.slabs, choice.reader)
+    notes = [choice.note] if choice.note else []
+    return LoadedModel(
+        model, config, layout, choice.reader, choice.wanted, choice.vocab_size, store, caches, notes
+    )
+
+
+def _load_weights(folder: Path) -> tuple[Any, dict[str, Any]]:
+    from mlx_lm.utils import load_model
+
+    try:
+        model, config = load_model(folder)
+    except (FileNotFoundError, ValueError) as error:
+        raise ModelLoadError(f"{folder.name} can't be loaded: {error}") from error
+    model.eval()
+    return model, config
+
+
+def context_tokens(config: dict[str, Any]) -> int:
+    """The model's own window, from its configuration (nested for multimodal ones)."""
+    for section in (config, config.get("text_config") or {}):
+        for key in ("max_position_embeddings", "max_sequence_length", "n_positions", "seq_length"):
+            if isinstance(section.get(key), int):
+                return int(section[key])
+    return DEFAULT_CONTEXT
+
+
+def pool_blocks(options: WorkerOptions, layout: CacheLayout) -> int:
+    """Blocks of the pool: what the options say, else a share of the machine's memory."""
+    limits = []
+    if options.pool_tokens is not None:
+        limits.append(options.pool_tokens)
+    per_token = layout.bytes_per_token
+    if options.kv_memory_bytes is not None and per_token:
+        limits.append(options.kv_memory_bytes // per_token)
+    if not limits:
+        limits = [MAX_POOL_TOKENS]
+        if per_token:
+            limits.append(int(machine_memory_bytes() * KV_SHARE_OF_MEMORY) // per_token)
+    return max(2, min(limits) // options.block_size)
+
+
+def snapshot_bytes(layout: CacheLayout) -> int:
+    """Budget of the recurrent snapshots."""
+    return machine_memory_bytes() // 16 if layout.recurrent else 0
+
+
+def machine_memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def dtype_name(layout: CacheLayout) -> str:
+    return str(layout.attention[0].dtype).removeprefix("mlx.core.") if layout.attention else "none"
+
+
+def synchronize() -> None:
+    """Wait for the device; a step in flight at interpreter exit would abort the process."""
+    mx.synchronize()

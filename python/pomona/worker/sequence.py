@@ -1,0 +1,90 @@
+"""The state of one row from submission to its last token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pomona.link.messages import Sampling
+
+Int32Array = NDArray[np.int32]
+EMPTY = np.empty(0, np.int32)
+
+
+class RowState(Enum):
+    WAITING = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+class TokenBuffer:
+    """A growing int32 array; `view` is free of copies."""
+
+    def __init__(self, tokens: Int32Array) -> None:
+        self._data = np.empty(max(64, 2 * len(tokens)), np.int32)
+        self._data[: len(tokens)] = tokens
+        self._length = len(tokens)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, token: int) -> None:
+        if self._length == len(self._data):
+            self._data = np.concatenate([self._data, np.empty_like(self._data)])
+        self._data[self._length] = token
+        self._length += 1
+
+    def view(self, start: int = 0, stop: int | None = None) -> Int32Array:
+        return self._data[start : self._length if stop is None else stop]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One row. Positions count from the start of the prompt.
+
+    `computed` counts tokens whose K/V the dispatched steps write; `confirmed` those of completed steps.
+    Between dispatch and reading, a sampled token exists only on the device (`unread`).
+    """
+
+    id: int
+    tokens: TokenBuffer
+    prompt_tokens: int
+    max_tokens: int
+    sampling: Sampling
+    stop_ids: frozenset[int]
+    boundaries: tuple[int, ...] = ()
+    state: RowState = RowState.WAITING
+    table: Int32Array = field(default_factory=lambda: EMPTY)
+    reserved: int = 0
+    computed: int = 0
+    confirmed: int = 0
+    published: int = 0
+    cached: int = 0
+    unread: int = 0
+    announced: bool = False
+
+    @property
+    def pending(self) -> int:
+        """Tokens that wait to run, the unread one included."""
+        return len(self.tokens) + self.unread - self.computed
+
+    @property
+    def generated(self) -> int:
+        """Sampled tokens, the unread one included."""
+        return len(self.tokens) + self.unread - self.prompt_tokens
+
+    @property
+    def prefilling(self) -> bool:
+        return self.confirmed < self.prompt_tokens
+
+    @property
+    def exhausted(self) -> bool:
+        """Nothing may be sampled any more; the row ends when its last token has been read."""
+        return self.generated >= self.max_tokens
+
+    def next_boundary(self) -> int:
+        """The first boundary past `computed`, else the end of the known tokens."""
+        return next((b for b in self.boundaries if b > self.computed), len(self.tokens))
