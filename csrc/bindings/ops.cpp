@@ -1,0 +1,76 @@
+// pomona._ops: the MLX primitives. The contract is python/pomona/_ops.pyi.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+
+#include "kernels/cpu/paged_attention.h"
+#include "ops/slab.h"
+#include "ops/step_table.h"
+#include "ops/update_and_attend.h"
+#include "ops/update_and_gather.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace pomona;
+
+namespace {
+
+template <typename... Shape>
+using Ints = nb::ndarray<const int32_t, nb::numpy, nb::device::cpu, nb::c_contig, Shape...>;
+using Row = Ints<nb::ndim<1>>;
+using Table = Ints<nb::ndim<2>>;
+using Pairs = Ints<nb::shape<-1, 2>>;
+
+std::span<const int32_t> span(const auto& ints) { return {ints.data(), ints.size()}; }
+
+// nanobind owns the object; a primitive that outlives the Python handle needs a share of its own.
+class Step {
+ public:
+  Step(int block_size, const Table& tables, const Row& sequence, const Row& visible,
+       const Row& slots, const Pairs& copies)
+      : table(std::make_shared<const ops::StepTable>(
+            block_size, span(tables), static_cast<int64_t>(tables.shape(1)), span(sequence),
+            span(visible), span(slots), span(copies))) {}
+
+  std::shared_ptr<const ops::StepTable> table;
+};
+
+}  // namespace
+
+NB_MODULE(_ops, m) {
+  nb::module_::import_("mlx.core");  // registers the array and dtype types used below
+  m.doc() = "MLX primitives over the CPU kernels.";
+
+  nb::class_<ops::Slab>(m, "Slab")
+      .def(nb::init<int, int, int, int, int, int, mlx::core::Dtype>(), "blocks"_a, "block_size"_a,
+           "k_heads"_a, "k_dim"_a, "v_heads"_a, "v_dim"_a, "dtype"_a)
+      .def_prop_ro("blocks", &ops::Slab::blocks)
+      .def_prop_ro("block_size", &ops::Slab::block_size)
+      .def_prop_ro("nbytes", &ops::Slab::nbytes)
+      .def("grow", &ops::Slab::grow, "blocks"_a)
+      .def("keys", &ops::Slab::copy_keys)
+      .def("values", &ops::Slab::copy_values)
+      .def("address", &ops::Slab::address);
+
+  nb::class_<Step>(m, "StepTable")
+      .def(nb::init<int, const Table&, const Row&, const Row&, const Row&, const Pairs&>(),
+           "block_size"_a, "tables"_a, "sequence"_a, "visible"_a, "slots"_a, "copies"_a);
+
+  m.def(
+      "update_and_attend",
+      [](const mlx::core::array& q, const mlx::core::array& k, const mlx::core::array& v,
+         const ops::Slab& slab, const Step& step, float scale, int window,
+         const std::optional<mlx::core::array>& sinks) {
+        return ops::update_and_attend(q, k, v, slab, step.table, scale, window, sinks);
+      },
+      "q"_a, "k"_a, "v"_a, "slab"_a, "table"_a, "scale"_a, "window"_a = 0, "sinks"_a = nb::none());
+  m.def(
+      "update_and_gather",
+      [](const mlx::core::array& x, const ops::Slab& slab, bool values, const Step& step) {
+        return ops::update_and_gather(x, slab, values, step.table);
+      },
+      "x"_a, "slab"_a, "values"_a, "table"_a);
+  m.def("cpu_variant", &kernels::cpu_variant);
+}
