@@ -70,7 +70,7 @@ def convert(source: Path, folder: Path, report: Report) -> None:
     write_tokenizer(header, folder)
     quantization = write_weights(header, shape, names, folder, report)
     config = build_config(header, shape, quantization, tied="lm_head" not in names.values())
-    _write_json(folder / "generation_config.json", {"eos_token_id": _eos_ids(header), "do_sample": False})
+    _write_json(folder / "generation_config.json", {"eos_token_id": _eos_ids(header)})
     _write_json(folder / "config.json", config)
 
 
