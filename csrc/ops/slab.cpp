@@ -7,17 +7,40 @@
 
 #include "mlx/utils.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
 namespace pomona::ops {
 namespace {
 
 namespace mx = mlx::core;
 
+// A cache line, and the widest vector: rows of a power-of-two width then never straddle two lines.
+constexpr size_t kAlignment = 64;
+
 // `filled` bytes of the new array are left to the caller; the rest is zero.
+// Blocks of a long sequence are scattered over the slab: with small pages the look-up of their
+// addresses costs more than reading them.
+void ask_for_large_pages([[maybe_unused]] std::uintptr_t address, [[maybe_unused]] size_t bytes) {
+#if defined(__linux__)
+  const std::uintptr_t page = sysconf(_SC_PAGESIZE);
+  const std::uintptr_t first = (address + page - 1) / page * page, end = (address + bytes) / page * page;
+  if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+#endif
+}
+
 mx::array allocate(const mx::Shape& shape, mx::Dtype dtype, size_t filled) {
-  size_t bytes = mx::size_of(dtype);
-  for (int n : shape) bytes *= n;
-  mx::array storage(mx::allocator::malloc(bytes), shape, dtype);
-  std::memset(storage.data<char>() + filled, 0, bytes - filled);
+  mx::array storage(shape, dtype, nullptr, {});
+  mx::allocator::Data data = mx::allocator::malloc(storage.nbytes() + kAlignment);
+  const auto address = reinterpret_cast<std::uintptr_t>(data.buffer().raw_ptr());
+  ask_for_large_pages(address, storage.nbytes());
+  const size_t skipped = (kAlignment - address % kAlignment) % kAlignment;
+  const mx::array::Flags flags{.contiguous = true, .row_contiguous = true, .col_contiguous = false};
+  storage.set_data(std::move(data), storage.size(), storage.strides(), flags, skipped);
+  storage.set_status(mx::array::Status::available);
+  std::memset(storage.data<char>() + filled, 0, storage.nbytes() - filled);
   return storage;
 }
 

@@ -111,16 +111,25 @@ template <typename T>
 void pack_keys(const T* from, int64_t stride, int64_t tokens, int64_t dim, float* keys,
                int64_t columns) {
   for (int64_t j = 0; j < tokens; j += kLanes) {
-    const int64_t rows = tokens - j < kLanes ? tokens - j : kLanes;
     for (int64_t d = 0; d < dim; d += kLanes) {
-      const int64_t depth = dim - d < kLanes ? dim - d : kLanes;
-      Lanes square[kLanes] = {};
-      for (int64_t i = 0; i < rows; i++) {
-        const T* row = from + (j + i) * stride + d;
-        square[i] = depth == kLanes ? load(row) : load_part(row, depth);
+      const T* corner = from + j * stride + d;
+      float* to = keys + d * columns + j;
+      Lanes square[kLanes];
+      if (j + kLanes <= tokens && d + kLanes <= dim) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; i++) square[i] = load(corner + i * stride);
+        transpose(square);
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; i++) store(to + i * columns, square[i]);
+      } else {
+        const int64_t rows = tokens - j < kLanes ? tokens - j : kLanes;
+        const int64_t depth = dim - d < kLanes ? dim - d : kLanes;
+        for (int64_t i = 0; i < kLanes; i++) {
+          square[i] = i < rows ? load_part(corner + i * stride, depth) : Lanes{};
+        }
+        transpose(square);
+        for (int64_t i = 0; i < depth; i++) store(to + i * columns, square[i]);
       }
-      transpose(square);
-      for (int64_t i = 0; i < depth; i++) store(keys + (d + i) * columns + j, square[i]);
     }
   }
 }
@@ -219,6 +228,19 @@ struct BlockReader {
   const float* values = nullptr;
   int64_t values_stride = 0;
 
+  // Asks for a block that is needed soon: the rows of one head are too short and too far apart for
+  // the hardware to foresee.
+  __attribute__((always_inline)) void prefetch(int64_t block) const {
+    for (const SlabHalf* half : {&a.keys, &a.values}) {
+      const int64_t item = half->type == Float::kFloat32 ? 4 : 2, bytes = half->dim * item;
+      const char* row = static_cast<const char*>(half->data) +
+                        (block * half->block_size * half->heads + head) * bytes;
+      for (int64_t j = 0; j < half->block_size; j++, row += half->heads * bytes) {
+        for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, 0, 2);
+      }
+    }
+  }
+
   void load(int64_t block) {
     const SlabHalf &k = a.keys, &v = a.values;
     with_type(k.type, [&]<typename T>(T) {
@@ -280,7 +302,10 @@ void attend_tile(const Attention& a, const Tile& tile, const TileScratch& scratc
       int64_t next = token + 1;
       while (next < end_token && seen_in(a, next, block) == seen) next++;
       if (seen.low < seen.high) {
-        if (!loaded) reader.load(table[block]);
+        if (!loaded) {
+          if ((block + 1) * size < end_key) reader.prefetch(table[block + 1]);
+          reader.load(table[block]);
+        }
         loaded = true;
         const int64_t r0 = (token - tile.first_token) * group, n = (next - token) * group;
         const int64_t low = seen.low / kLanes * kLanes, high = round_up(seen.high, kLanes);

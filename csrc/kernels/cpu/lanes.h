@@ -220,12 +220,15 @@ inline Lanes zip_high(Lanes a, Lanes b, std::integer_sequence<int, I...>) {
 // Transposes a square of lanes: each round interleaves row i with row i + kLanes / 2.
 inline void transpose(Lanes (&x)[kLanes]) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
+#pragma GCC unroll 4
   for (int round = 1; round < kLanes; round *= 2) {
     Lanes y[kLanes];
+#pragma GCC unroll 8
     for (int i = 0; i < kLanes / 2; i++) {
       y[2 * i] = zip_low(x[i], x[i + kLanes / 2], lanes);
       y[2 * i + 1] = zip_high(x[i], x[i + kLanes / 2], lanes);
     }
+#pragma GCC unroll 16
     for (int i = 0; i < kLanes; i++) x[i] = y[i];
   }
 }

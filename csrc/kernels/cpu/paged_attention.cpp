@@ -18,7 +18,6 @@ namespace {
 
 // Rows times width of a tile: its queries, scores and sums then stay in the second-level cache.
 constexpr int64_t kTileFloats = 96 * 64;
-constexpr int64_t kTileTokens = 32;
 
 // Multiply-adds below which waking other threads costs more than it saves (about 10 us).
 constexpr int64_t kThreadedWork = 1 << 18;
@@ -106,7 +105,7 @@ class Scratch {
 std::vector<Tile> split_into_tiles(const Attention& a) {
   const int64_t group = a.q.heads / a.keys.heads;
   const int64_t row_floats = group * std::max(a.keys.dim, a.values.dim);
-  const int64_t limit = std::clamp<int64_t>(kTileFloats / row_floats, 1, kTileTokens);
+  const int64_t limit = std::max<int64_t>(kTileFloats / row_floats, 1);
   std::vector<Tile> tiles;
   for (int64_t first = 0, next; first < a.rows.tokens; first = next) {
     next = first + 1;
