@@ -28,6 +28,7 @@ class Engine:
     def __init__(self, scheduler: Scheduler, runner: Runner, look_ahead: bool = True) -> None:
         self.scheduler = scheduler
         self.look_ahead = look_ahead
+        self.failed_steps = 0
         self._runner = runner
         self._in_flight: InFlight | None = None
         self._last_completion = 0.0
@@ -52,6 +53,7 @@ class Engine:
             except ROW_ERRORS as error:
                 log.exception("a step of %d rows could not be built", len(plan.rows))
                 failure = error
+                self.failed_steps += 1
         updates += self._complete(previous)
         if plan is not None and failure is not None:
             updates += self._isolate(plan, failure)

@@ -61,6 +61,7 @@ class StepPlan:
 @dataclass(slots=True)
 class Counters:
     steps: int = 0
+    computed_tokens: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     parked: int = 0
@@ -135,7 +136,7 @@ class Scheduler:
         rows = [row for row in self.running if not row.exhausted]
         while rows:
             shared = self.planner.plan(
-                np.array([self._runnable(row) for row in rows], np.int32),
+                np.array([row.runnable for row in rows], np.int32),
                 np.array([row.computed for row in rows], np.int32),
                 *self._ledger(rows),
                 self.store.pool.available,
@@ -158,6 +159,7 @@ class Scheduler:
         self._open_steps.remove(plan.step)
         self.store.pool.complete_step(plan.step)
         self.counters.steps += 1
+        self.counters.computed_tokens += sum(scheduled.count for scheduled in plan.rows)
         self.counters.prefill_tokens += plan.prefill_tokens
         sampled = iter(tokens)
         updates = []
@@ -266,10 +268,6 @@ class Scheduler:
         return True
 
     # ------------------------------------------------------------------ blocks
-
-    def _runnable(self, row: Sequence) -> int:
-        """Tokens of a row that may run in one step: up to its next boundary."""
-        return min(row.pending, row.next_boundary() - row.computed) if row.boundaries else row.pending
 
     def _ledger(self, rows: list[Sequence]) -> tuple[Int32Array, Int32Array]:
         """(blocks held, blocks reserved) per row."""

@@ -85,6 +85,8 @@ class Sequence:
         """Nothing may be sampled any more; the row ends when its last token has been read."""
         return self.generated >= self.max_tokens
 
-    def next_boundary(self) -> int:
-        """The first boundary past `computed`, else the end of the known tokens."""
-        return next((b for b in self.boundaries if b > self.computed), len(self.tokens))
+    @property
+    def runnable(self) -> int:
+        """Pending tokens that may run in one step: those up to the next boundary."""
+        until = next((end - self.computed for end in self.boundaries if end > self.computed), self.pending)
+        return min(self.pending, until)

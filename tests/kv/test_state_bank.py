@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import mlx.core as mx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pomona.kv.readers import State
+from pomona.kv.state_bank import StateBank
+
+ROWS = st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True)
+
+
+def state(values: list[int]) -> State:
+    return [[mx.array(values)[:, None], mx.array(values)[:, None, None] * 10], [mx.array(values)[:, None] * 100]]
+
+
+def values(found: State) -> list[int]:
+    first = found[0][0][:, 0].tolist()
+    assert found[0][1][:, 0, 0].tolist() == [10 * v for v in first]
+    assert found[1][0][:, 0].tolist() == [100 * v for v in first]
+    return first
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.lists(st.tuples(ROWS, st.booleans(), st.integers(0, 5)), max_size=12))
+def test_rows_keep_their_states_through_batches(steps: list[tuple[list[int], bool, int]]) -> None:
+    bank, model, fresh = StateBank(), dict[int, int](), 0
+    for row_ids, read, dropped in steps:
+        if read and all(row_id in model for row_id in row_ids):
+            found = bank.get(row_ids)
+            assert found is not None
+            assert values(found) == [model[row_id] for row_id in row_ids]
+        else:
+            new = list(range(fresh, fresh + len(row_ids)))
+            fresh += len(row_ids)
+            bank.put(row_ids, state(new))
+            model.update(zip(row_ids, new, strict=True))
+        bank.drop(dropped)
+        model.pop(dropped, None)
+        for row_id in range(6):
+            assert (row_id in bank) == (row_id in model)
+
+
+def test_a_row_without_a_state_starts_from_nothing() -> None:
+    assert StateBank().get([7]) is None
