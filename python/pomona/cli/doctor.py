@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from pomona import __version__
+from pomona.cli.ports import why_unavailable
 from pomona.cli.sizes import format_bytes
 from pomona.config.settings import DEFAULT_HOST, DEFAULT_PORT
 from pomona.models.cache import cache_folder
@@ -121,14 +121,11 @@ def _check_embedded() -> Finding:
 
 def _check_port(host: str, port: int) -> Finding:
     what = f"port {port}"
-    try:
-        with socket.create_server((host, port)):
-            return Finding(State.OK, what, f"free on {host}")
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
+    if reason := why_unavailable(host, port):
         return Finding(
             State.WARNING, what, f"cannot be opened on {host} ({reason}); stop who has it or use serve --port"
         )
+    return Finding(State.OK, what, f"free on {host}")
 
 
 def _check_disk(folder: Path) -> Finding:

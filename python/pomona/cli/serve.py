@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from pomona.cli.ports import why_unavailable
 from pomona.cli.progress import shown_progress
 from pomona.cli.sizes import parse_bytes
 from pomona.config import ServeSettings, WorkerOptions
 from pomona.config.settings import Reader
+from pomona.conversation.errors import PomonaError
 from pomona.models import resolve_model
 
 # Only for their default values.
@@ -66,6 +68,11 @@ def serve(
     reader: Annotated[Reader, typer.Option(help="How attention reads the cache.")] = ENGINE.reader,
 ) -> None:
     """Serve a model on http://HOST:PORT/v1."""
+    if reason := why_unavailable(host, port):
+        raise PomonaError(
+            f"Port {port} cannot be opened on {host} ({reason}); stop the program that has it "
+            "or choose another port with --port."
+        )
     with shown_progress("preparing the model") as report:
         folder = resolve_model(model, report)
     settings = ServeSettings(

@@ -1,0 +1,236 @@
+"""The command line: settings from flags, errors in a sentence, doctor's findings."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import typer
+from tests.tiny_models import tiny_model as build_tiny_model
+
+from pomona import __version__
+from pomona.cli import app, doctor, main
+from pomona.cli.doctor import State, check_worker
+from pomona.cli.progress import shown_progress
+from pomona.cli.sizes import format_bytes, parse_bytes
+from pomona.config import ServeSettings, WorkerOptions
+from pomona.models import ModelFolder, Progress
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServeSettings, ModelFolder]]:
+    """Stands in for the server: what `run` was called with."""
+    calls: list[tuple[ServeSettings, ModelFolder]] = []
+    server = types.ModuleType("pomona.server.main")
+    server.run = lambda settings, folder: calls.append((settings, folder))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pomona.server.main", server)
+    return calls
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["pomona", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    code = "from pomona.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"pomona {__version__}\n"
+
+
+def test_serve_without_flags_has_the_default_settings(
+    monkeypatch: pytest.MonkeyPatch, served: list[tuple[ServeSettings, ModelFolder]]
+) -> None:
+    path = build_tiny_model("llama")
+    assert run(monkeypatch, "serve", str(path)) == 0
+    ((settings, folder),) = served
+    assert folder.path == path
+    assert settings == ServeSettings(model_name="tiny-llama", worker=WorkerOptions(model=str(path)))
+
+
+def test_every_setting_has_a_flag(
+    monkeypatch: pytest.MonkeyPatch, served: list[tuple[ServeSettings, ModelFolder]]
+) -> None:
+    path = build_tiny_model("llama")
+    flags = (
+        "--host 0.0.0.0 --port 9 --name me --keep-alive 3 --max-body 1MiB --shutdown-grace 0 --kv-memory 2GB "
+        "--pool-tokens 1200 --block-size 16 --reserve-tokens 64 --prefill-budget-ms 10 --max-rows 4 "
+        "--no-look-ahead --no-blas --reader gathered"
+    )
+    assert run(monkeypatch, "serve", str(path), *flags.split()) == 0
+    ((settings, _),) = served
+    worker = WorkerOptions(
+        model=str(path),
+        block_size=16,
+        pool_tokens=1200,
+        kv_memory_bytes=2 * 10**9,
+        reserve_tokens=64,
+        prefill_budget_ms=10.0,
+        look_ahead=False,
+        blas=False,
+        max_rows=4,
+        reader="gathered",
+    )
+    assert settings == ServeSettings(
+        model_name="me",
+        worker=worker,
+        host="0.0.0.0",
+        port=9,
+        keep_alive_s=3.0,
+        max_body_bytes=1024**2,
+        shutdown_grace_s=0.0,
+    )
+    defaults = ServeSettings(model_name="tiny-llama", worker=WorkerOptions(model=""))
+    for struct, default in ((settings, defaults), (settings.worker, defaults.worker)):
+        for field in type(struct).__struct_fields__:
+            assert getattr(struct, field) != getattr(default, field), f"{field} has no flag, or no test"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["serve", "/no/such/folder"], 1, "There is no folder or .gguf file /no/such/folder"),
+        (["serve", "owner/model"], 1, "does not download models from a hub yet"),
+        (["serve", __file__], 1, "give a model folder or a .gguf file"),
+        (["serve", str(Path(__file__).parent)], 1, "has no config.json"),
+        (["serve", "--port", "70000"], 2, "65535"),
+        (["serve", "--kv-memory", "much"], 2, "'much' is not a size; write for example 800MB or 8GB."),
+        (["serve", "--reader", "fast"], 2, "'auto', 'paged', 'gathered'"),
+        (["serve", "--unknown"], 2, "No such option: --unknown"),
+        (["bake"], 2, "No such command 'bake'"),
+    ],
+)
+def test_errors_are_a_sentence(arguments: list[str], status: int, words: str) -> None:
+    child = process(*arguments)
+    assert child.returncode == status
+    assert words in child.stderr
+    assert "Traceback" not in child.stderr
+    assert child.stdout == ""
+    if status == 1:
+        assert child.stderr.startswith("pomona: ")
+        assert child.stderr.count("\n") == 1
+
+
+def test_an_unexpected_error_is_a_sentence_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("the moon is full")
+
+    monkeypatch.setattr("pomona.cli.serve.resolve_model", fail)
+    monkeypatch.delenv(app.TRACEBACK_VARIABLE, raising=False)
+    assert run(monkeypatch, "serve") == 1
+    assert "Unexpected RuntimeError: the moon is full." in capsys.readouterr().err
+    monkeypatch.setenv(app.TRACEBACK_VARIABLE, "1")
+    monkeypatch.setattr(sys, "argv", ["pomona", "serve"])
+    with pytest.raises(RuntimeError):
+        main()
+
+
+def test_a_port_in_use_is_said_before_the_model_is_prepared(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = str(held.getsockname()[1])
+        child = process("serve", "--port", port, POMONA_HOME=str(tmp_path))
+    assert child.returncode == 1
+    assert child.stderr.startswith(f"pomona: Port {port} cannot be opened on 127.0.0.1 (")
+    assert "--port" in child.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_progress_without_a_terminal_is_a_line_per_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    with shown_progress("preparing") as report:
+        for progress in (Progress("reading"), Progress("converting", 1, 2), Progress("converting", 2, 2)):
+            report(progress)
+    assert capsys.readouterr().err == "pomona: preparing: reading\npomona: preparing: converting\n"
+
+
+# ------------------------------------------------------------------------------------------- doctor
+
+
+def test_doctor_counts_failures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "SELFTEST", "pomona.no_such_selftest")
+    assert run(monkeypatch, "doctor") == 1
+    out = capsys.readouterr().out
+    assert "failed   engine: the self-test is not available or crashed" in out
+    assert "1 problem found" in out
+    for what in ("pomona", "system", "memory", "embedded model", "port 8642", "cache folder"):
+        assert f" {what}: " in out
+
+
+def test_doctor_names_a_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        finding = doctor._check_port("127.0.0.1", held.getsockname()[1])
+    assert finding.state is State.WARNING
+    assert "serve --port" in finding.detail
+
+
+def test_doctor_needs_a_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._check_disk(tmp_path / "a" / "b").state is State.OK
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert doctor._check_disk(tmp_path / "a" / "b").state is State.FAILED
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (
+            """print('noise'); print('{"device": "Device(cpu, 0)", "mlx": "1.2", "kernels": "avx2"}')
+print('{"check": "attention", "problem": ""}')""",
+            [(State.OK, "engine", "mlx 1.2, Device(cpu, 0), kernels avx2"), (State.OK, "attention", "works")],
+        ),
+        (
+            """import sys; print('{"check": "attention", "problem": "differs"}'); sys.exit(1)""",
+            [(State.FAILED, "attention", "differs")],
+        ),
+        (
+            """raise ImportError("no _ops")""",
+            [
+                (
+                    State.FAILED,
+                    "engine",
+                    "the self-test is not available or crashed (ImportError: no _ops); install pomona again",
+                )
+            ],
+        ),
+    ],
+)
+def test_doctor_reads_the_self_test(script: str, expected: list[tuple[State, str, str]]) -> None:
+    assert [tuple(finding) for finding in check_worker([sys.executable, "-c", script])] == expected
+
+
+# -------------------------------------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("8GB", 8 * 10**9), ("1.5GiB", 3 * 2**29), ("800 mb", 8 * 10**8), ("64k", 64000), ("512", 512)],
+)
+def test_sizes(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "8XB", "1iB", "0", "1e9"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse_bytes(text)
+
+
+def test_format_bytes() -> None:
+    assert format_bytes(98_400_000) == "98.4 MB"
+    assert format_bytes(12) == "12 B"
