@@ -3,6 +3,7 @@
 #   ARGS='...'   more arguments for serve, test and bench
 
 PYTHON_BIN := .venv/bin/python
+BENCHMARKS := $(filter-out bench/common.py,$(wildcard bench/*.py))
 MODEL ?=
 ARGS ?=
 
@@ -35,7 +36,7 @@ demo: setup  ## start the server, hold a three-turn chat, stop it
 	@$(PYTHON_BIN) ci/demo.py
 
 bench: setup  ## measure this machine
-	@$(PYTHON_BIN) -m bench $(ARGS)
+	@for script in $(BENCHMARKS); do $(PYTHON_BIN) $$script $(ARGS) || exit 1; done
 
 lint: setup-dev  ## check the style of Python and C++
 	@ci/lint
