@@ -26,7 +26,8 @@ constexpr size_t kAlignment = 64;
 void ask_for_large_pages([[maybe_unused]] std::uintptr_t address, [[maybe_unused]] size_t bytes) {
 #if defined(__linux__)
   const std::uintptr_t page = sysconf(_SC_PAGESIZE);
-  const std::uintptr_t first = (address + page - 1) / page * page, end = (address + bytes) / page * page;
+  const std::uintptr_t first = (address + page - 1) / page * page,
+                       end = (address + bytes) / page * page;
   if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
 #endif
 }

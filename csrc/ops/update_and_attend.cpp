@@ -80,13 +80,10 @@ std::vector<float> to_floats(const mx::array& x) {
 
 // Memory as [B, L, H, D], seen as [B, H, L, D]: the model's transpose and reshape copy nothing.
 void allocate_token_major(mx::array& out) {
-  const int64_t batch = out.shape(0), heads = out.shape(1), length = out.shape(2),
-                dim = out.shape(3);
-  mx::array::Flags flags;
-  flags.contiguous = true;
-  flags.row_contiguous = heads == 1 || length == 1;
-  flags.col_contiguous =
-      out.size() <= 1 || (batch * heads * length == 1) || (dim == 1 && batch == 1 && length == 1);
+  const int64_t heads = out.shape(1), length = out.shape(2), dim = out.shape(3);
+  const mx::array::Flags flags{.contiguous = true,
+                               .row_contiguous = heads == 1 || length == 1,
+                               .col_contiguous = out.size() <= 1};
   out.set_data(mx::allocator::malloc(out.nbytes()), out.size(),
                {length * heads * dim, dim, heads * dim, 1}, flags);
 }

@@ -12,6 +12,7 @@ import random
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 _SHIM = Path(__file__).resolve().parent.parent / "libpomona_blas.so"
 
@@ -49,7 +50,7 @@ def self_test() -> None:
     b = [[draw.uniform(-1, 1) for _ in range(depth)] for _ in range(columns)]
     before = _shim.pomona_blas_calls()
     with mx.stream(mx.cpu):
-        product = (mx.array(a) @ mx.array(b).T).tolist()
+        product: Any = (mx.array(a) @ mx.array(b).T).tolist()
     if _shim.pomona_blas_calls() == before:
         raise BlasError("mlx did not use OpenBLAS although it was loaded first; set POMONA_BLAS=off")
     for i in range(rows):
