@@ -21,7 +21,7 @@ ROOT = SOURCE / "pomona"
 ALLOWED = {
     "config": set(),
     "conversation": set(),
-    "link": {"config"},
+    "link": {"config", "conversation"},
     "models": set(),
     "text": {"conversation"},
     "formats": {"conversation"},

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -19,16 +18,19 @@ from pomona.cli.doctor import State, check_worker
 from pomona.cli.progress import shown_progress
 from pomona.cli.sizes import format_bytes, parse_bytes
 from pomona.config import ServeSettings, WorkerOptions
-from pomona.models import ModelFolder, Progress
+from pomona.models import Progress
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServeSettings, ModelFolder]]:
-    """Stands in for the server: what `run` was called with."""
-    calls: list[tuple[ServeSettings, ModelFolder]] = []
-    server = types.ModuleType("pomona.server.main")
-    server.run = lambda settings, folder: calls.append((settings, folder))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "pomona.server.main", server)
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
+    """Stands in for the server, which ends with status 3: what `run` was called with."""
+    calls: list[ServeSettings] = []
+
+    def run(settings: ServeSettings) -> int:
+        calls.append(settings)
+        return 3
+
+    monkeypatch.setattr("pomona.server.main.run", run)
     return calls
 
 
@@ -55,26 +57,23 @@ def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
 
 
 def test_serve_without_flags_has_the_default_settings(
-    monkeypatch: pytest.MonkeyPatch, served: list[tuple[ServeSettings, ModelFolder]]
+    monkeypatch: pytest.MonkeyPatch, served: list[ServeSettings]
 ) -> None:
     path = build_tiny_model("llama")
-    assert run(monkeypatch, "serve", str(path)) == 0
-    ((settings, folder),) = served
-    assert folder.path == path
+    assert run(monkeypatch, "serve", str(path)) == 3
+    (settings,) = served
     assert settings == ServeSettings(model_name="tiny-llama", worker=WorkerOptions(model=str(path)))
 
 
-def test_every_setting_has_a_flag(
-    monkeypatch: pytest.MonkeyPatch, served: list[tuple[ServeSettings, ModelFolder]]
-) -> None:
+def test_every_setting_has_a_flag(monkeypatch: pytest.MonkeyPatch, served: list[ServeSettings]) -> None:
     path = build_tiny_model("llama")
     flags = (
         "--host 0.0.0.0 --port 9 --name me --keep-alive 3 --max-body 1MiB --shutdown-grace 0 --kv-memory 2GB "
         "--pool-tokens 1200 --block-size 16 --reserve-tokens 64 --prefill-budget-ms 10 --max-rows 4 "
         "--no-look-ahead --no-blas --reader gathered"
     )
-    assert run(monkeypatch, "serve", str(path), *flags.split()) == 0
-    ((settings, _),) = served
+    assert run(monkeypatch, "serve", str(path), *flags.split()) == 3
+    (settings,) = served
     worker = WorkerOptions(
         model=str(path),
         block_size=16,

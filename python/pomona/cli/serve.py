@@ -98,4 +98,4 @@ def serve(
     # Here, so that the other commands and the errors above need not wait for the web framework.
     from pomona.server.main import run
 
-    run(settings, folder)
+    raise typer.Exit(run(settings))
