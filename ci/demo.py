@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 QUESTIONS = (
     "What is the capital of France?",
-    "Which river flows through that city?",
-    "Name one famous museum there.",
+    "What language do people speak there?",
+    "How do I say hello in it?",
 )
 MAX_TOKENS = 64
 
