@@ -1,3 +1,5 @@
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +14,7 @@ def conversation(*parts: str) -> Conversation:
 @given(st.text(max_size=20), st.lists(st.integers(0, 20), max_size=4))
 def test_the_cut_of_a_text_into_parts_does_not_matter(text: str, cuts: list[int]) -> None:
     places = [0, *sorted(cuts), len(text)]
-    parts = [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    parts = [text[a:b] for a, b in itertools.pairwise(places)]
     assert canonical(conversation(*parts)) == canonical(conversation(text))
 
 

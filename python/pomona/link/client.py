@@ -1,0 +1,192 @@
+"""The server's end of the link: sends rows to a worker and hands each request its own updates.
+
+Everything runs on one event loop. A worker that goes away fails every open request once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from pomona.conversation.errors import ModelLoadError, PomonaError, WorkerLostError
+from pomona.link.framing import encode, read_frame
+from pomona.link.messages import (
+    Cancel,
+    FromWorker,
+    Heartbeat,
+    Loaded,
+    LoadFailed,
+    ModelInfo,
+    RowUpdate,
+    StepOutput,
+    Stop,
+    Submit,
+    ToWorker,
+)
+
+log = logging.getLogger(__name__)
+
+_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+
+
+class RowStream:
+    """The updates of one row, in order. Ends after the update that has `finish`.
+
+    `close` before that cancels the row; it may be called any number of times.
+    """
+
+    def __init__(self, client: WorkerClient, row_id: int) -> None:
+        self._client = client
+        self._row_id = row_id
+        self._queue: asyncio.Queue[RowUpdate | PomonaError] = asyncio.Queue()
+        self._ended = False
+
+    def __aiter__(self) -> RowStream:
+        return self
+
+    async def __anext__(self) -> RowUpdate:
+        if self._ended:
+            raise StopAsyncIteration
+        return self._open(await self._queue.get())
+
+    async def next(self, timeout_s: float) -> RowUpdate | None:
+        """The next update, or None after `timeout_s` of silence or at the end."""
+        if self._ended:
+            return None
+        if not self._queue.empty():
+            return self._open(self._queue.get_nowait())
+        try:
+            async with asyncio.timeout(timeout_s):
+                return self._open(await self._queue.get())
+        except TimeoutError:
+            return None
+
+    def close(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._client.cancel(self._row_id)
+
+    def put(self, item: RowUpdate | PomonaError) -> None:
+        self._queue.put_nowait(item)
+
+    def _open(self, item: RowUpdate | PomonaError) -> RowUpdate:
+        if isinstance(item, PomonaError):
+            self._ended = True
+            raise item
+        self._ended = item.finish is not None
+        return item
+
+
+class WorkerClient:
+    """One connection to one worker. `explain_loss` says why the worker closed it."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        explain_loss: Callable[[], Awaitable[str]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._explain_loss = explain_loss
+        self._clock = clock
+        self._streams: dict[int, RowStream] = {}
+        self._loaded: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
+        self.loss: WorkerLostError | None = None
+        self.heartbeat: Heartbeat | None = None
+        self._heartbeat_at = clock()
+        self._reading = asyncio.create_task(self._read(), name="worker link")
+
+    @property
+    def loaded(self) -> bool:
+        return self._loaded.done() and self._loaded.exception() is None
+
+    @property
+    def open_rows(self) -> int:
+        return len(self._streams)
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """Since the last heartbeat, or since the model was loaded where none has come yet."""
+        return self._clock() - self._heartbeat_at
+
+    async def wait_loaded(self) -> ModelInfo:
+        return await asyncio.shield(self._loaded)
+
+    def submit(self, row: Submit) -> RowStream:
+        if self.loss is not None:
+            raise WorkerLostError(self.loss.message)
+        stream = RowStream(self, row.id)
+        self._streams[row.id] = stream
+        self._send(row)
+        return stream
+
+    def cancel(self, row_id: int) -> None:
+        if self._streams.pop(row_id, None) is not None:
+            self._send(Cancel(row_id))
+
+    def send_stop(self) -> None:
+        self._send(Stop())
+
+    async def close(self) -> None:
+        """Close the socket and wait until every open request has its error."""
+        self._writer.close()
+        await self._reading
+
+    def _send(self, message: ToWorker) -> None:
+        # Frames are small beside the socket's buffer; the transport keeps what does not fit at once.
+        if not self._writer.is_closing():
+            self._writer.write(encode(message))
+
+    async def _read(self) -> None:
+        try:
+            while (frame := await read_frame(self._reader)) is not None:
+                self._dispatch(_decoder.decode(frame))
+        except (OSError, msgspec.MsgspecError) as error:
+            log.error("the link to the worker broke: %s", error)
+        self._lose(WorkerLostError(await self._explain_loss()))
+
+    def _dispatch(self, message: FromWorker) -> None:
+        match message:
+            case StepOutput(rows=rows):
+                for row in rows:
+                    self._dispatch_row(row)
+            case Heartbeat():
+                self.heartbeat = message
+                self._heartbeat_at = self._clock()
+            case Loaded(info=info):
+                self._heartbeat_at = self._clock()
+                self._settle(info)
+            case LoadFailed(message=text):
+                self._settle(ModelLoadError(text))
+
+    def _dispatch_row(self, row: RowUpdate) -> None:
+        # A cancelled row may still have updates under way.
+        stream = self._streams.get(row.id)
+        if stream is None:
+            return
+        if row.finish is not None:
+            del self._streams[row.id]
+        stream.put(row)
+
+    def _lose(self, error: WorkerLostError) -> None:
+        self.loss = error
+        self._writer.close()
+        self._settle(error)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.put(WorkerLostError(error.message))
+
+    def _settle(self, outcome: ModelInfo | PomonaError) -> None:
+        if self._loaded.done():
+            return
+        if isinstance(outcome, PomonaError):
+            self._loaded.set_exception(outcome)
+            self._loaded.exception()  # retrieved: nobody may be waiting
+        else:
+            self._loaded.set_result(outcome)
