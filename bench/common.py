@@ -19,6 +19,7 @@ BLAS = blas.load()  # before anything imports mlx
 import numpy as np
 
 from pomona.link.messages import Sampling, Submit
+from pomona.models import resolve_model
 from pomona.worker.engine import Engine
 from pomona.worker.model import LoadedModel, load
 from pomona.worker.service import make_engine
@@ -47,9 +48,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 def model_folder(argument: str | None) -> str:
-    from pomona.models.resolve import resolve
-
-    return str(resolve(argument).path)
+    return str(resolve_model(argument).path)
 
 
 def load_model(folder: str, **options: object) -> tuple[LoadedModel, WorkerOptions]:
@@ -87,4 +86,6 @@ def report(title: str, figures: dict[str, object], json_file: Path | None) -> No
     sys.stdout.flush()
     if json_file:
         json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps({"title": title, "machine": machine(), "blas": BLAS, **figures}, indent=1))
+        json_file.write_text(
+            json.dumps({"title": title, "machine": machine(), "blas": BLAS, **figures}, indent=1)
+        )

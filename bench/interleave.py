@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 import time
 
-import common
-from common import WorkerOptions
-from msgspec import structs
-
+from pomona._core import StepPlanner
 from pomona.link.messages import RowUpdate
 from pomona.worker.engine import Engine
 from pomona.worker.model import LoadedModel
+
+import common
+from common import WorkerOptions
 
 WARM_TOKENS = 24
 MAX_STEPS = 1_000_000
@@ -53,10 +53,12 @@ def _gaps(engine: Engine, until: object) -> list[float]:
     raise RuntimeError("the benchmark did not end")
 
 
-def prefill_seconds(loaded: LoadedModel, options: WorkerOptions, tokens: int, seed: int, warm: Engine) -> float:
-    """Time to the first token of a prompt alone; `warm` brings a planner that knows the rate."""
+def prefill_seconds(
+    loaded: LoadedModel, options: WorkerOptions, tokens: int, seed: int, planner: StepPlanner
+) -> float:
+    """Time to the first token of a prompt alone, with a planner that knows the rate."""
     engine = common.engine(loaded, options)
-    engine.scheduler.planner = warm.scheduler.planner
+    engine.scheduler.planner = planner
     engine.scheduler.submit(common.request(1, common.prompt(loaded, tokens, seed), 1))
     started = time.perf_counter()
     while engine.busy:
@@ -75,19 +77,15 @@ def main() -> int:
     args = parser.parse_args()
     folder = common.model_folder(args.model)
     loaded, options = common.load_model(folder, pool_tokens=2 * args.tokens + 4096)
-    unchunked = structs.replace(options, prefill_budget_ms=1e9)
-
-    warm = common.engine(loaded, options)
-    whole = common.engine(loaded, unchunked)
-    for engine in (warm, whole):  # learn the rate, compile what MLX compiles
-        engine.scheduler.submit(common.request(1, common.prompt(loaded, 512, 9), 2))
-        while engine.busy:
-            engine.step()
+    chunked = common.engine(loaded, options).scheduler.planner
+    whole = StepPlanner(options.block_size, budget_s=1e9, min_chunk=args.tokens, max_step_tokens=args.tokens)
+    for seed in (8, 9):  # learn the rate, compile what MLX compiles
+        prefill_seconds(loaded, options, 512, seed, chunked)
     quiet, busy, seconds = stream_gaps(loaded, options, args.tokens)
     pairs = [
         (
-            prefill_seconds(loaded, options, args.tokens, 100 + 2 * i, warm),
-            prefill_seconds(loaded, unchunked, args.tokens, 101 + 2 * i, whole),
+            prefill_seconds(loaded, options, args.tokens, 100 + 2 * i, chunked),
+            prefill_seconds(loaded, options, args.tokens, 101 + 2 * i, whole),
         )
         for i in range(args.pairs)
     ]

@@ -13,7 +13,6 @@ from pomona.kv.layout import (
     AttentionLayer,
     CompositeLayer,
     RecurrentLayer,
-    UnsupportedCacheError,
     read_layout,
 )
 
@@ -42,12 +41,15 @@ def test_recurrent_and_composite_layers(tiny_model: Callable[[str], Path]) -> No
     assert [type(member) for member in composite.members] == [RecurrentLayer, AttentionLayer]
 
 
-def test_cache_kinds_without_a_paged_form_are_named(tiny_model: Callable[[str], Path]) -> None:
+def test_cache_kinds_without_a_paged_form_stay_mlx_lms_own(tiny_model: Callable[[str], Path]) -> None:
     model = load_model(tiny_model("llama"))[0]
+    paged = read_layout(model)
     layers = len(model.layers)
     model.make_cache = lambda: [stock.ChunkedKVCache(64) for _ in range(layers)]
-    with pytest.raises(UnsupportedCacheError, match="ChunkedKVCache"):
-        read_layout(model)
+    layout = read_layout(model)
+    assert layout.opaque
+    assert not layout.attention
+    assert layout.bytes_per_token == paged.bytes_per_token
 
 
 def test_installing_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from pomona._core import StepPlanner
 from pomona.config import WorkerOptions
 from pomona.kv import seam
 from pomona.kv.readers import Reader, make_caches
-from pomona.kv.state_bank import StateBank
+from pomona.kv.row_states import StateBank, StockRows
 from pomona.kv.store import KVStore
 from pomona.link.messages import FinishReason, RowUpdate, Sampling, Submit
 from pomona.worker.engine import Engine
@@ -64,7 +64,7 @@ class ModelUnderTest:
     ) -> Engine:
         layout, reader = self.loaded.layout, self.loaded.reader
         store = KVStore(layout, block_size, pool_tokens // block_size, snapshot_bytes=1 << 28)
-        states = StateBank()
+        states = StockRows(self.loaded.model) if reader is Reader.STOCK else StateBank()
         # Chunk sizes come from the cap alone, not from measured time: tests must not depend on the clock.
         planner = StepPlanner(
             block_size, budget_s=1e9, min_chunk=chunk, max_step_tokens=chunk, reserve_tokens=reserve_tokens
@@ -118,7 +118,7 @@ class ModelUnderTest:
 
 
 def submission(row_id: int, prompt: list[int], max_tokens: int, **changes: Any) -> Submit:
-    fields: dict[str, Any] = dict(sampling=GREEDY, stop_ids=[]) | changes
+    fields: dict[str, Any] = {"sampling": GREEDY, "stop_ids": []} | changes
     return Submit(row_id, Submit.pack(prompt), max_tokens=max_tokens, **fields)
 
 

@@ -40,7 +40,7 @@ def test_openblas_takes_over():
 
 
 @linux_only
-@pytest.mark.parametrize("rows", [1, 2, 4, 5, 64])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8, 9, 64])
 def test_products_are_right(rows):
     program = f"""
 blas.load()
@@ -49,8 +49,27 @@ a, b = (mx.random.normal(shape) for shape in (({rows}, 300), (70, 300)))
 exact = np.array(a, np.float64) @ np.array(b, np.float64).T
 for product in (a @ b.T, (b @ a.T).T, a @ mx.contiguous(b.T), mx.addmm(mx.zeros(70), a, b.T)):
     assert np.abs(np.array(product) - exact).max() < 1e-4
+c = mx.random.normal((70,))
+assert np.abs(np.array(mx.addmm(c, a, b.T, alpha=0.5, beta=2.0)) - 0.5 * exact - 2 * np.array(c)).max() < 1e-4
 """
     python(program)
+
+
+@linux_only
+@pytest.mark.parametrize("depth", [16, 300, 2048])
+def test_a_row_of_few_gives_the_same_bits_as_alone(depth):
+    program = f"""
+blas.load()
+import mlx.core as mx
+print("avx512f" in open("/proc/cpuinfo").read())
+x, w = mx.random.normal((8, {depth})), mx.random.normal((101, {depth}))
+alone = mx.concatenate([x[i : i + 1] @ w.T for i in range(8)])
+print(all(mx.array_equal(x[:n] @ w.T, alone[:n]) for n in range(2, 9)))
+"""
+    supported, equal = python(program).splitlines()
+    if supported == "False":
+        pytest.skip("the path of ours for few rows needs AVX-512")
+    assert equal == "True"
 
 
 @linux_only

@@ -81,7 +81,7 @@ def test_a_row_waits_for_a_prefix_in_flight_and_goes_on_alone_when_that_row_ends
 
 def test_growing_rows_are_parked_and_resumed(subject: ModelUnderTest) -> None:
     """Four rows of 200 prompt tokens that want 32,000 more run at once in a pool of 1,200 tokens."""
-    settings = dict(block_size=16, pool_tokens=1200, reserve_tokens=64)
+    settings = {"block_size": 16, "pool_tokens": 1200, "reserve_tokens": 64}
     prompts = [subject.prompt(200, seed=20 + i) for i in range(4)]
     requests = [submission(i, prompt, 32_000) for i, prompt in enumerate(prompts)]
     alone = [run(subject.engine(**settings), [request])[request.id] for request in requests]

@@ -15,7 +15,7 @@ DEFAULT_PORT = 8642
 # A request body is text and inline images; 64 MiB holds a full context of either.
 DEFAULT_MAX_BODY_BYTES = 64 * 1024 * 1024
 
-Reader = Literal["auto", "paged", "gathered"]
+Reader = Literal["auto", "paged", "gathered", "stock"]
 
 
 class WorkerOptions(msgspec.Struct, frozen=True):

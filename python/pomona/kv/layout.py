@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 from mlx_lm.models import cache as stock
 
 PROBE_TOKENS = 2
-
-
-class UnsupportedCacheError(Exception):
-    """A layer keeps something that blocks and snapshots can't hold."""
+# mlx-lm's caches grow in steps of this many tokens; their bytes per token are read off a full step.
+STOCK_STEP = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +48,20 @@ class UnusedLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class OpaqueLayer:
+    """A cache kind without a paged form: mlx-lm's own object is kept, one per row."""
+
+    bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
 class CompositeLayer:
     """Several caches in one layer (attention beside a state-space block)."""
 
     members: tuple[Layer, ...]
 
 
-Layer = AttentionLayer | RecurrentLayer | UnusedLayer | CompositeLayer
+Layer = AttentionLayer | RecurrentLayer | UnusedLayer | OpaqueLayer | CompositeLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +84,37 @@ class CacheLayout:
         return [layer for layer in self._flat(self.layers) if isinstance(layer, RecurrentLayer)]
 
     @property
+    def opaque(self) -> bool:
+        """Whether some layer has no paged form."""
+        return any(isinstance(layer, OpaqueLayer) for layer in self._flat(self.layers))
+
+    @property
     def bytes_per_token(self) -> int:
-        return sum(layer.bytes_per_token for layer in self.attention)
+        counted = (AttentionLayer, OpaqueLayer)
+        return sum(layer.bytes_per_token for layer in self._flat(self.layers) if isinstance(layer, counted))
 
 
 def read_layout(model: Any) -> CacheLayout:
-    """Run two tokens through the stock caches and describe what they hold.
+    """Run a few tokens through the stock caches and describe what they hold."""
+    layout = CacheLayout(tuple(_describe(cache) for cache in _filled_caches(model, PROBE_TOKENS)))
+    return opaque_layout(model) if layout.opaque else layout
 
-    Raises UnsupportedCacheError for cache kinds without a paged form.
-    """
-    caches = stock.make_prompt_cache(model)
-    mx.eval(model(mx.zeros((1, PROBE_TOKENS), mx.int32), cache=caches))
-    return CacheLayout(tuple(_describe(cache) for cache in caches))
+
+def opaque_layout(model: Any) -> CacheLayout:
+    """The same model with every layer left to mlx-lm's own caches."""
+    caches = _filled_caches(model, STOCK_STEP)
+    return CacheLayout(tuple(OpaqueLayer(_nbytes(cache) // STOCK_STEP) for cache in caches))
+
+
+def _filled_caches(model: Any, tokens: int) -> list[Any]:
+    caches: list[Any] = stock.make_prompt_cache(model)
+    mx.eval(model(mx.zeros((1, tokens), mx.int32), cache=caches))
+    return caches
+
+
+def _nbytes(cache: Any) -> int:
+    arrays = [value for _, value in tree_flatten(cache.state) if isinstance(value, mx.array)]
+    return sum(array.nbytes for array in arrays)
 
 
 def _describe(cache: Any) -> Layer:
@@ -98,12 +123,10 @@ def _describe(cache: Any) -> Layer:
     if isinstance(cache, stock.ArraysCache):
         return RecurrentLayer(len(cache.cache))
     if isinstance(cache, stock.RotatingKVCache):
-        if cache.keep:
-            raise UnsupportedCacheError("a rotating cache that keeps its first tokens")
-        return _attention(cache, window=cache.max_size)
+        return OpaqueLayer(0) if cache.keep else _attention(cache, window=cache.max_size)
     if type(cache) is stock.KVCache:
         return _attention(cache, window=0)
-    raise UnsupportedCacheError(f"mlx-lm's {type(cache).__name__}")
+    return OpaqueLayer(0)
 
 
 def _attention(cache: Any, window: int) -> Layer:

@@ -2,6 +2,7 @@
 
 *paged*: `update_and_fetch` returns a stand-in that the attention function turns into one kernel call.
 *gathered*: it returns dense arrays copied out of the blocks, for models whose code touches K and V.
+*stock*: mlx-lm's own caches, one set per row (`row_states.StockRows`), where neither fits; nothing is shared.
 Recurrent layers get mlx-lm's own ArraysCache, filled with the rows' states for the call.
 """
 
@@ -27,6 +28,7 @@ State = list[list[mx.array]]
 class Reader(StrEnum):
     PAGED = "paged"
     GATHERED = "gathered"
+    STOCK = "stock"
 
 
 @dataclass(slots=True)

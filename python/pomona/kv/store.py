@@ -58,8 +58,8 @@ class KVStore:
 
     @property
     def stateful(self) -> bool:
-        """Whether a resume needs a recurrent snapshot and not only blocks."""
-        return bool(self.layout.recurrent)
+        """Whether a resume needs a snapshot and not only blocks (opaque layers never have one)."""
+        return bool(self.layout.recurrent) or self.layout.opaque
 
     @property
     def bytes_per_block(self) -> int:

@@ -11,15 +11,11 @@ import time
 from dataclasses import replace
 
 from pomona.link.messages import RowUpdate
-from pomona.worker.runner import InFlight, Runner
+from pomona.worker.runner import CALL_ERRORS, InFlight, Runner
 from pomona.worker.scheduler import Scheduler, StepInFlightError, StepPlan
 from pomona.worker.sequence import RowState
 
 log = logging.getLogger(__name__)
-
-ROW_ERRORS = (ValueError, TypeError, RuntimeError, IndexError)
-"""What building a model call can raise for bad input of one row. Errors of the device surface when a
-step is read; those end the worker."""
 
 
 class Engine:
@@ -46,17 +42,19 @@ class Engine:
             updates += self.settle()
             plan = self.scheduler.plan()
         previous, self._in_flight = self._in_flight, None
-        failure: Exception | None = None
+        failed = False
         if plan is not None:
             try:
                 self._in_flight = self._dispatch(plan, previous)
-            except ROW_ERRORS as error:
+            except CALL_ERRORS:
                 log.exception("a step of %d rows could not be built", len(plan.rows))
-                failure = error
+                failed = True
                 self.failed_steps += 1
         updates += self._complete(previous)
-        if plan is not None and failure is not None:
-            updates += self._isolate(plan, failure)
+        if self._in_flight is not None:
+            updates += self.scheduler.fail_rows(self._in_flight.errors)
+        if plan is not None and failed:
+            updates += self._isolate(plan)
         if not self.look_ahead:
             updates += self.settle()
         return updates + self.scheduler.take_updates()
@@ -82,17 +80,12 @@ class Engine:
         self.scheduler.planner.observe(plan.prefill_tokens, plan.decode_rows, seconds)
         return self.scheduler.complete(plan, tokens)
 
-    def _isolate(self, plan: StepPlan, error: Exception) -> list[RowUpdate]:
+    def _isolate(self, plan: StepPlan) -> list[RowUpdate]:
         """Run the rows of a step that could not be built one by one, so that only the guilty one ends."""
         updates: list[RowUpdate] = []
         for scheduled in plan.rows:
-            if scheduled.row.state is not RowState.RUNNING:
-                continue
-            try:
-                if len(plan.rows) == 1:
-                    raise error
-                updates += self._complete(self._dispatch(replace(plan, rows=[scheduled]), None))
-            except ROW_ERRORS as own:
-                updates.append(self.scheduler.fail(scheduled.row, f"the request failed in the model: {own}"))
+            if scheduled.row.state is RowState.RUNNING:
+                in_flight = self._dispatch(replace(plan, rows=[scheduled]), None)
+                updates += self.scheduler.fail_rows(in_flight.errors) + self._complete(in_flight)
         self.scheduler.abandon(plan)
         return updates

@@ -27,7 +27,7 @@ class WantedRows:
         return hidden.reshape(-1, hidden.shape[-1])[self.rows][:, None, :]
 
 
-class SelectiveHead(nn.Module):
+class SelectiveHead(nn.Module):  # type: ignore[misc]  # mlx ships no types
     def __init__(self, head: nn.Module, wanted: WantedRows) -> None:
         super().__init__()
         self.head = head
@@ -37,7 +37,7 @@ class SelectiveHead(nn.Module):
         return self.head(self._wanted.select(x))
 
 
-class SelectiveEmbedding(nn.Module):
+class SelectiveEmbedding(nn.Module):  # type: ignore[misc]
     def __init__(self, embedding: nn.Module, wanted: WantedRows) -> None:
         super().__init__()
         self.embedding = embedding

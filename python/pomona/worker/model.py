@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 
 from pomona.config import WorkerOptions
 from pomona.kv import seam
-from pomona.kv.layout import CacheLayout, UnsupportedCacheError, read_layout
+from pomona.kv.layout import CacheLayout, read_layout
 from pomona.kv.readers import ModelCaches, Reader, make_caches
 from pomona.kv.store import KVStore
 from pomona.worker import head
@@ -58,14 +58,13 @@ def load(options: WorkerOptions) -> LoadedModel:
     """
     seam.install()
     model, config = _load_weights(Path(options.model))
-    try:
-        layout = read_layout(model)
-    except UnsupportedCacheError as error:
-        kind = config.get("model_type")
-        raise ModelLoadError(f"models of type {kind!r} can't be served yet: they use {error}") from error
+    layout = read_layout(model)
     choice = choose_reader(model, layout, options.reader)
     if choice.reader is None:
-        raise ModelLoadError(f"models of type {config.get('model_type')!r} can't be served yet: {choice.note}")
+        raise ModelLoadError(
+            f"models of type {config.get('model_type')!r} can't be served yet: {choice.note}"
+        )
+    layout = choice.layout
     store = KVStore(layout, options.block_size, pool_blocks(options, layout), snapshot_bytes(layout))
     caches = make_caches(layout, store.slabs, choice.reader)
     notes = [choice.note] if choice.note else []

@@ -8,6 +8,7 @@ is taken; the paged one is tried first.
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,9 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models import cache as stock
 
-from pomona.kv.layout import CacheLayout
+from pomona.kv.layout import CacheLayout, opaque_layout
 from pomona.kv.readers import Reader, make_caches
-from pomona.kv.state_bank import StateBank
+from pomona.kv.row_states import StateBank, StockRows
 from pomona.kv.store import KVStore
 from pomona.link.messages import Sampling
 from pomona.worker import head
@@ -42,6 +43,7 @@ HALF_TOLERANCE = 0.1
 @dataclass(slots=True)
 class ReaderChoice:
     reader: Reader | None
+    layout: CacheLayout
     wanted: head.WantedRows | None
     vocab_size: int
     note: str
@@ -55,8 +57,10 @@ def choose_reader(model: Any, layout: CacheLayout, reader: str = "auto") -> Read
     prompts = [_prompt(i, n) for i, n in enumerate(ROW_TOKENS)]
     expected = [_stock_logits(model, prompt) for prompt in prompts]
     vocab_size = expected[0].shape[-1]
-    notes = []
-    for candidate in Reader if reader == "auto" else [Reader(reader)]:
+    notes: list[str] = []
+    for candidate in _candidates(layout, reader):
+        if candidate is Reader.STOCK and not layout.opaque:
+            layout = opaque_layout(model)
         for selective in (True, False):
             wanted = head.install(model) if selective else None
             if selective and wanted is None:
@@ -64,15 +68,22 @@ def choose_reader(model: Any, layout: CacheLayout, reader: str = "auto") -> Read
             try:
                 error = _largest_error(model, layout, candidate, wanted, prompts, expected)
             except Exception as failure:  # whatever model code raises: this reader does not fit
-                error, reason = np.inf, f"{type(failure).__name__}: {failure}"
+                error, reason = math.inf, f"{type(failure).__name__}: {failure}"
             else:
                 reason = f"logits differ by {error:.1e}"
             if error <= _tolerance(layout, expected):
-                return ReaderChoice(candidate, wanted, vocab_size, "; ".join(notes))
+                return ReaderChoice(candidate, layout, wanted, vocab_size, "; ".join(notes))
             head.uninstall(model)
-            notes.append(f"{candidate} reader{'' if selective else ' without row selection'} not used ({reason})")
+            form = "" if selective else " without row selection"
+            notes.append(f"{candidate} reader{form} not used ({reason})")
             log.info(notes[-1])
-    return ReaderChoice(None, None, vocab_size, "; ".join(notes))
+    return ReaderChoice(None, layout, None, vocab_size, "; ".join(notes))
+
+
+def _candidates(layout: CacheLayout, reader: str) -> list[Reader]:
+    if reader != "auto":
+        return [Reader(reader)]
+    return [Reader.STOCK] if layout.opaque else list(Reader)
 
 
 def _prompt(seed: int, length: int) -> Int32Array:
@@ -101,18 +112,21 @@ def _largest_error(
     expected: list[mx.array],
 ) -> float:
     store = KVStore(layout, BLOCK_SIZE, BLOCKS)
-    runner = Runner(model, make_caches(layout, store.slabs, reader), StateBank(), reader, BLOCK_SIZE, wanted)
+    states = StockRows(model) if reader is Reader.STOCK else StateBank()
+    runner = Runner(model, make_caches(layout, store.slabs, reader), states, reader, BLOCK_SIZE, wanted)
     rows = [_row(store, i, prompt) for i, prompt in enumerate(prompts)]
     worst = 0.0
     for number, step in enumerate(STEPS):
         scheduled = [ScheduledRow(rows[i], rows[i].computed, n, wants_token=True) for i, n in step]
         plan = StepPlan(number, scheduled, np.empty((0, 2), np.int32))
-        logits, order = runner.forward(plan, None)
-        for result, s in zip(logits, order, strict=True):
+        logits = runner.forward(plan, None)
+        if logits.errors:
+            raise RuntimeError("; ".join(logits.errors.values()))
+        for result, s in zip(logits.values, logits.rows, strict=True):
             s.row.computed += s.count
             difference = mx.abs(result.astype(mx.float32) - expected[s.row.id][s.row.computed - 1])
             worst = max(worst, float(difference.max().item()))
-    return worst if np.isfinite(worst) else np.inf
+    return float(worst) if math.isfinite(worst) else math.inf
 
 
 def _row(store: KVStore, row_id: int, prompt: Int32Array) -> Sequence:

@@ -7,6 +7,7 @@ chunk; models read through gathered K/V get one call per row.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +17,18 @@ import numpy as np
 
 from pomona import _ops
 from pomona.kv.readers import ModelCaches, Reader, State
-from pomona.kv.state_bank import StateBank
+from pomona.kv.row_states import StateBank, StockRows
 from pomona.link.messages import Sampling
 from pomona.worker.head import WantedRows
 from pomona.worker.sampler import Draw, sample
 from pomona.worker.scheduler import ScheduledRow, StepPlan
 from pomona.worker.sequence import Int32Array
+
+log = logging.getLogger(__name__)
+
+CALL_ERRORS = (ValueError, TypeError, RuntimeError, IndexError)
+"""What building a model call can raise for bad input of one row. Errors of the device surface when a
+step is read; those end the worker."""
 
 UNUSED = Draw(Sampling(temperature=0.0), 0)
 """For rows whose logits nobody reads."""
@@ -36,12 +43,15 @@ class InFlight:
     """int32 [rows that wanted a token], in call order."""
     index: dict[int, int]
     """Row id to its place in `tokens`."""
+    errors: dict[int, str]
+    """Rows whose call could not be built, by id."""
     dispatched_at: float
 
-    def read(self) -> list[int]:
-        """Wait for the step and return the tokens in plan order."""
+    def read(self) -> dict[int, int]:
+        """Wait for the step; the sampled token of each row that wanted one, by row id."""
         values: list[int] = self.tokens.tolist()
-        return [values[self.index[s.row.id]] for s in self.plan.rows if s.wants_token]
+        wanted = {s.row.id for s in self.plan.rows if s.wants_token}
+        return {row_id: values[i] for row_id, i in self.index.items() if row_id in wanted}
 
 
 @dataclass(slots=True)
@@ -56,14 +66,26 @@ class ModelCall:
         return sum(s.count for s in self.rows)
 
 
+@dataclass(slots=True)
+class Logits:
+    """What a step's model calls give, lazily."""
+
+    values: mx.array
+    """[rows, vocabulary]: each row's last token."""
+    rows: list[ScheduledRow]
+    errors: dict[int, str]
+
+
 class Runner:
-    """Turns plans into model calls. `caches` must have been made for `store`'s slabs."""
+    """Turns plans into model calls. `caches` must have been made for the slabs behind the plans' tables;
+    `states` is a StockRows exactly when the reader is the stock one.
+    """
 
     def __init__(
         self,
         model: Any,
         caches: ModelCaches,
-        states: StateBank,
+        states: StateBank | StockRows,
         reader: Reader,
         block_size: int,
         wanted: WantedRows | None,
@@ -76,36 +98,46 @@ class Runner:
         self._wanted = wanted
 
     def dispatch(self, plan: StepPlan, previous: InFlight | None) -> InFlight:
-        """Start a step. Tokens that `previous` has sampled but nobody has read are taken lazily."""
-        started = time.perf_counter()
-        logits, order = self.forward(plan, previous)
-        # Every row gets logits (a chunk in mid-prompt too): they are what makes MLX run its graph.
-        draws = [Draw(s.row.sampling, s.row.generated) if s.wants_token else UNUSED for s in order]
-        tokens = sample(logits, draws)
-        mx.async_eval(tokens, *self._states.arrays([s.row.id for s in order]))
-        return InFlight(plan, tokens, {s.row.id: i for i, s in enumerate(order)}, started)
+        """Start a step. Tokens that `previous` has sampled but nobody has read are taken lazily.
 
-    def forward(self, plan: StepPlan, previous: InFlight | None) -> tuple[mx.array, list[ScheduledRow]]:
-        """Logits [rows, vocabulary] of each row's last token, and the rows in that order."""
-        calls = self._split(plan)
-        logits, states = [], []
-        for call in calls:
-            logits.append(self._call(call, plan, previous))
-            states.append(self._state_after())
+        Raises one of CALL_ERRORS when a call of several rows could not be built; nothing has run then.
+        """
+        started = time.perf_counter()
+        logits = self.forward(plan, previous)
+        # Every row gets logits (a chunk in mid-prompt too): they are what makes MLX run its graph.
+        draws = [Draw(s.row.sampling, s.row.generated) if s.wants_token else UNUSED for s in logits.rows]
+        tokens = sample(logits.values, draws) if draws else mx.zeros(0, mx.int32)
+        mx.async_eval(tokens, *self._states.arrays([s.row.id for s in logits.rows]))
+        index = {s.row.id: i for i, s in enumerate(logits.rows)}
+        return InFlight(plan, tokens, index, logits.errors, started)
+
+    def forward(self, plan: StepPlan, previous: InFlight | None) -> Logits:
+        """Build all model calls of a step. A call of one row that fails is noted as that row's error."""
+        done: list[tuple[ModelCall, mx.array, State]] = []
+        errors: dict[int, str] = {}
+        for call in self._split(plan):
+            try:
+                done.append((call, self._call(call, plan, previous), self._state_after()))
+            except CALL_ERRORS as error:
+                if len(call.rows) > 1:
+                    raise
+                log.exception("row %d could not run", call.rows[0].row.id)
+                errors[call.rows[0].row.id] = str(error)
         # Only now: a call that fails must leave the rows' states as they were.
-        if self._caches.recurrent:
-            for call, state in zip(calls, states, strict=True):
-                self._keep_state(call, state)
-        joined = logits[0] if len(logits) == 1 else mx.concatenate(logits)
-        return joined, [s for call in calls for s in call.rows]
+        for call, _, state in done:
+            self._keep_state(call, state)
+        values = [logits for _, logits, _ in done]
+        joined = mx.concatenate(values) if values else mx.zeros((0, 1))
+        return Logits(joined, [s for call, _, _ in done for s in call.rows], errors)
 
     # ------------------------------------------------------------------ calls
 
     def _split(self, plan: StepPlan) -> list[ModelCall]:
-        if self._reader is Reader.GATHERED:
+        if self._reader is not Reader.PAGED:
             return [ModelCall([s], packed=False) for s in plan.rows]
         if not self._caches.recurrent:
             return [ModelCall(plan.rows, packed=True)]
+        assert isinstance(self._states, StateBank)
         decode = [s for s in plan.rows if s.count == 1 and s.row.id in self._states]
         rest = [s for s in plan.rows if s not in decode]
         calls = [ModelCall([s], packed=False) for s in rest]
@@ -114,26 +146,33 @@ class Runner:
     def _call(self, call: ModelCall, plan: StepPlan, previous: InFlight | None) -> mx.array:
         """Logits [rows of the call, vocabulary]."""
         ids = self._token_ids(call, previous)
-        positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in call.rows]).astype(np.int32)
-        table = self._table(call, plan, positions)
-        if call.packed:
-            ids, offset = ids[:, None], mx.array(positions)
-        else:
-            ids, offset = ids[None, :], call.rows[0].start
-        row_ids = [s.row.id for s in call.rows]
+        positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in call.rows]).astype(
+            np.int32
+        )
+        ids = ids[:, None] if call.packed else ids[None, :]
         last = np.cumsum([s.count for s in call.rows]) - 1
-        self._caches.bind(table, offset, self._states.get(row_ids) if self._caches.recurrent else None)
         if self._wanted is not None:
             self._wanted.rows = mx.array(last.astype(np.int32))
-        logits: mx.array = self._model(ids, cache=self._caches.layers)
+        logits: mx.array = self._model(ids, cache=self._bind(call, plan, positions))
         logits = logits.reshape(-1, logits.shape[-1])
         return logits if self._wanted is not None else logits[mx.array(last.astype(np.int32))]
+
+    def _bind(self, call: ModelCall, plan: StepPlan, positions: Int32Array) -> list[Any]:
+        """The `cache=` argument of a call."""
+        if isinstance(self._states, StockRows):
+            return self._states.caches(call.rows[0].row.id)
+        offset = mx.array(positions) if call.packed else call.rows[0].start
+        state = self._states.get([s.row.id for s in call.rows]) if self._caches.recurrent else None
+        self._caches.bind(self._table(call, plan, positions), offset, state)
+        return self._caches.layers
 
     def _state_after(self) -> State:
         """The recurrent state of the call just built, free of views into larger arrays."""
         return [[mx.contiguous(array) for array in layer] for layer in self._caches.state()]
 
     def _keep_state(self, call: ModelCall, state: State) -> None:
+        if isinstance(self._states, StockRows) or not state:
+            return
         self._states.put([s.row.id for s in call.rows], state)
         if len(call.rows) == 1 and call.rows[0].start < call.rows[0].row.prompt_tokens:
             call.rows[0].state = state

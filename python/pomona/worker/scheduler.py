@@ -13,7 +13,7 @@ import numpy as np
 
 from pomona._core import OutOfBlocksError, StepPlanner, common_prefix
 from pomona.kv.readers import State
-from pomona.kv.state_bank import StateBank
+from pomona.kv.row_states import RowStates
 from pomona.kv.store import KVStore
 from pomona.link.messages import FinishReason, RowUpdate, Submit
 from pomona.worker.sampler import FAILED
@@ -73,7 +73,7 @@ class Scheduler:
     def __init__(
         self,
         store: KVStore,
-        states: StateBank,
+        states: RowStates,
         planner: StepPlanner,
         *,
         context_tokens: int,
@@ -125,6 +125,14 @@ class Scheduler:
         self._end(row, publish=False)
         return RowUpdate(row.id, finish=FinishReason.ERROR, error=message)
 
+    def fail_rows(self, errors: dict[int, str]) -> list[RowUpdate]:
+        """End the rows (by id) whose model call could not be built."""
+        return [
+            self.fail(self._rows[row_id], f"the request failed in the model: {error}")
+            for row_id, error in errors.items()
+            if row_id in self._rows
+        ]
+
     # ------------------------------------------------------------------ planning
 
     def plan(self) -> StepPlan | None:
@@ -154,20 +162,18 @@ class Scheduler:
             scheduled.row.computed = scheduled.start + scheduled.count
             scheduled.row.unread += scheduled.wants_token
 
-    def complete(self, plan: StepPlan, tokens: list[int]) -> list[RowUpdate]:
-        """Take in a step's result: one token for each row that wanted one, in plan order."""
+    def complete(self, plan: StepPlan, tokens: dict[int, int]) -> list[RowUpdate]:
+        """Take in a step's tokens, by row id; rows that have ended since are passed over."""
         self._open_steps.remove(plan.step)
         self.store.pool.complete_step(plan.step)
         self.counters.steps += 1
         self.counters.computed_tokens += sum(scheduled.count for scheduled in plan.rows)
         self.counters.prefill_tokens += plan.prefill_tokens
-        sampled = iter(tokens)
-        updates = []
-        for scheduled in plan.rows:
-            token = next(sampled) if scheduled.wants_token else None
-            if scheduled.row.state is RowState.RUNNING:
-                updates.append(self._advance(scheduled, token))
-        return updates
+        return [
+            self._advance(scheduled, tokens.get(scheduled.row.id))
+            for scheduled in plan.rows
+            if scheduled.row.state is RowState.RUNNING
+        ]
 
     def abandon(self, plan: StepPlan) -> None:
         """The step was never dispatched as a whole: give back what waits for its end."""
@@ -254,7 +260,7 @@ class Scheduler:
         if not row.generated:
             row.cached = prefix.tokens
         if prefix.state is not None:
-            self.states.put([row.id], prefix.state)
+            self.states.restore(row.id, prefix.state)
         return True
 
     def _make_writable(self, table: Int32Array) -> bool:
@@ -320,9 +326,8 @@ class Scheduler:
         self.counters.parked += 1
         log.debug("row %d parked at %d tokens", row.id, row.confirmed)
         self._publish(row)
-        if row.id in self.states:
-            state = self.states.get([row.id])
-            assert state is not None
+        state = self.states.snapshot(row.id)
+        if state is not None:
             self.store.publish_state(row.tokens.view(0, row.confirmed), state)
         self._release(row)
         row.state = RowState.WAITING
@@ -392,4 +397,3 @@ class Scheduler:
         self.states.drop(row.id)
         row.table = EMPTY
         row.reserved = 0
-

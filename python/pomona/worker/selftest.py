@@ -109,7 +109,9 @@ def _single_row(position: int) -> _ops.StepTable:
 
 def main() -> int:
     """Print one line per check: {"check", "problem"}, after one with the device."""
-    print(json.dumps({"device": str(mx.default_device()), "mlx": mx.__version__, "kernels": _ops.cpu_variant()}))
+    print(
+        json.dumps({"device": str(mx.default_device()), "mlx": mx.__version__, "kernels": _ops.cpu_variant()})
+    )
     failed = False
     for name, check in CHECKS.items():
         problem = check()

@@ -7,7 +7,8 @@ import time
 
 from pomona._core import StepPlanner
 from pomona.config import WorkerOptions
-from pomona.kv.state_bank import StateBank
+from pomona.kv.readers import Reader
+from pomona.kv.row_states import StateBank, StockRows
 from pomona.link.messages import (
     Cancel,
     FinishReason,
@@ -34,7 +35,7 @@ IDLE_WAIT_S = 0.5
 
 def make_engine(loaded: LoadedModel, options: WorkerOptions, look_ahead: bool) -> Engine:
     """Scheduler and runner for a loaded model."""
-    states = StateBank()
+    states = StockRows(loaded.model) if loaded.reader is Reader.STOCK else StateBank()
     planner = StepPlanner(
         options.block_size,
         budget_s=options.prefill_budget_ms / 1000,

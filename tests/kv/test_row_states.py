@@ -5,13 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pomona.kv.readers import State
-from pomona.kv.state_bank import StateBank
+from pomona.kv.row_states import StateBank
 
 ROWS = st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True)
 
 
 def state(values: list[int]) -> State:
-    return [[mx.array(values)[:, None], mx.array(values)[:, None, None] * 10], [mx.array(values)[:, None] * 100]]
+    return [
+        [mx.array(values)[:, None], mx.array(values)[:, None, None] * 10],
+        [mx.array(values)[:, None] * 100],
+    ]
 
 
 def values(found: State) -> list[int]:
