@@ -73,6 +73,21 @@ print(all(mx.array_equal(x[:n] @ w.T, alone[:n]) for n in range(2, 9)))
 
 
 @linux_only
+def test_the_number_of_threads_changes_no_bit():
+    program = """
+{limit}
+blas.load()
+import hashlib, mlx.core as mx, numpy as np
+for m, n, k in ((1, 4000, 300), (8, 1500, 700), (9, 1500, 300), (200, 700, 300), (900, 90, 300)):
+    x, w = (mx.random.normal(shape, key=mx.random.key(m)) for shape in ((m, k), (n, k)))
+    for product in (x @ w.T, x @ mx.contiguous(w.T)):
+        print(hashlib.sha256(np.array(product)).hexdigest())
+"""
+    one = "import os; os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])"
+    assert python(program.format(limit="")) == python(program.format(limit=one))
+
+
+@linux_only
 def test_loading_twice_is_harmless():
     first, second = python("print(blas.load())\nprint(blas.load())\nblas.self_test()").splitlines()
     assert first == second

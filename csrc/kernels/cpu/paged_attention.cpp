@@ -19,8 +19,8 @@ namespace {
 // Rows times width of a tile: its queries, scores and sums then stay in the second-level cache.
 constexpr int64_t kTileFloats = 96 * 64;
 
-// Multiply-adds below which waking other threads costs more than it saves (about 10 us).
-constexpr int64_t kThreadedWork = 1 << 18;
+// Multiply-adds below which waking other threads costs more than it saves (about 30 us).
+constexpr int64_t kThreadedWork = 1 << 20;
 
 struct Variant {
   const char* name;

@@ -1,7 +1,7 @@
 """A fast float32 matrix product for MLX on Linux.
 
 MLX's Linux wheel multiplies float32 matrices with a reference BLAS. A small library of ours, loaded
-before mlx, takes over that one function and passes it on to OpenBLAS (package scipy-openblas32).
+before mlx, takes over that one function with OpenBLAS (package scipy-openblas32) behind it.
 Nothing here imports mlx at module level.
 """
 

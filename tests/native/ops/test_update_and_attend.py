@@ -280,9 +280,9 @@ def test_a_row_gives_the_same_bits_however_it_is_packed(
 
 def test_a_long_row_gives_the_same_bits_with_and_without_threads():
     """Enough work for the pool in the packed call, too little alone."""
-    lengths = [700] * 6
+    lengths = [900] * 6
     tables, blocks = shuffled_tables(lengths, 64, 0)
-    rows = [(s, 699) for s in range(6)]
+    rows = [(s, 899) for s in range(6)]
     step = step_of(64, tables, rows)
     packed = Case(step, (9, 3), (64, 64), mx.float32, blocks=blocks)
     together = np.array(packed.run())
