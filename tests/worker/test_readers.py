@@ -31,7 +31,7 @@ def test_forced_reader(tiny_model: Callable[[str], Path], architecture: str, rea
     rng = np.random.default_rng(3)
     prompts = [subject.prompt(int(rng.integers(1, 90)), seed=i) for i in range(5)]
     requests = [submission(i, prompt, 40) for i, prompt in enumerate(prompts)]
-    engine = subject.engine(pool_tokens=320, reserve_tokens=16, chunk=50)
+    engine = subject.engine(pool_tokens=208, reserve_tokens=16, chunk=50)
     answers = run(engine, requests, arrivals=[0, 0, 3, 8, 9], cancellations={3: 15})
     assert engine.scheduler.counters.parked > 0
     for i in (0, 1, 2, 4):
