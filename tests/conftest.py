@@ -9,6 +9,9 @@ import pytest
 from tests import tiny_models
 
 from pomona.models import ModelError, resolve_model
+from pomona.worker import blas
+
+blas.load()  # as a worker does; before any test module imports mlx
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""MLX primitives over the CPU kernels (csrc/ops, csrc/kernels). Imports mlx first.
+"""MLX primitives over the CPU kernels (csrc/ops, csrc/kernels). Import mlx.core first.
 
 Must be called on the thread that does all MLX work.
 """
@@ -45,8 +45,10 @@ class StepTable:
 
     tables:   int32 [S, M]  block table of each sequence (unused entries: -1)
     sequence: int32 [T]     which table a token row belongs to
-    visible:  int32 [T]     keys the token row sees: positions [max(0, visible - window), visible)
-    slots:    int32 [T]     where it writes its own K/V: block * block_size + offset
+    visible:  int32 [T]     keys the token row sees: positions [max(0, visible - window), visible);
+                            all of them must lie before the table's first -1
+    slots:    int32 [T]     where it writes its own K/V: block * block_size + offset (of equal slots
+                            the last wins)
     copies:   int32 [C, 2]  blocks to copy (source, destination) before anything else, in order
 
     Raises ValueError on entries that point outside (negative slots, visible beyond the table, ...).
@@ -79,7 +81,8 @@ def update_and_attend(
     same call up to its `visible`. window 0: no window. sinks: [Hq], one logit per query head that joins the
     softmax without a value. Hq must be a multiple of Hk. Returns [B, Hq, L, Dv] in q's dtype,
     laid out in memory as [B, L, Hq, Dv].
-    Sums are float32, in an order that depends only on the token row's own table and length.
+    Sums are float32, in an order that depends only on the token row's own table and length. A row
+    that sees nothing gets zeros. q may have another dtype than the slab; K and V heads must be equal.
     """
 
 def update_and_gather(x: mx.array, slab: Slab, values: bool, table: StepTable) -> mx.array:
@@ -89,4 +92,7 @@ def update_and_gather(x: mx.array, slab: Slab, values: bool, table: StepTable) -
     """
 
 def cpu_variant() -> str:
-    """The kernel variant in use: "generic", "avx2", "avx512" or "neon"."""
+    """The kernel variant in use: "generic", "avx2", "avx512" or "neon".
+
+    POMONA_CPU_VARIANT forces one; RuntimeError if this machine lacks it.
+    """

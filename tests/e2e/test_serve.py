@@ -62,10 +62,13 @@ def test_streamed_and_collected_replies_are_equal(server: Server, sampling: dict
 
 def test_concurrent_requests_get_the_texts_they_get_alone(server: Server) -> None:
     texts = [f"Question {i}: " + "why " * (3 * i + 1) for i in range(8)]
-    alone = [collected(server, text, seed=i, temperature=1).choices[0].message.content for i, text in enumerate(texts)]
+
+    def answer(i: int) -> str:
+        return streamed(server, texts[i], seed=i, temperature=1)[0]
+
+    alone = [answer(i) for i in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        together = pool.map(lambda i: streamed(server, texts[i], seed=i, temperature=1)[0], range(8))
-        assert list(together) == alone
+        assert list(pool.map(answer, range(8))) == alone
 
 
 def test_the_next_turn_reuses_the_conversation(server: Server) -> None:
@@ -106,7 +109,8 @@ def test_a_disconnect_frees_the_blocks(server: Server, phase: str) -> None:
             while "content" not in next(lines):
                 pass
         assert server.wait_for(lambda r: r.json()["running"] == 1 or phase == "prefill").status_code == 200
-    pool = server.wait_for(lambda r: r.json()["running"] == 0 and r.json()["pool"]["in_use"] == 0).json()["pool"]
+    state = server.wait_for(lambda r: r.json()["running"] == r.json()["pool"]["in_use"] == 0).json()
+    pool = state["pool"]
     assert pool["idle"] + pool["free"] == pool["capacity"]
 
 

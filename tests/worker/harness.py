@@ -35,6 +35,17 @@ MAX_STEPS = 20_000
 
 
 @dataclass
+class MarginCount:
+    """Tokens compared with the oracle in this test session, and those that differ within MARGIN."""
+
+    tokens: int = 0
+    exceptions: int = 0
+
+
+margin_count = MarginCount()
+
+
+@dataclass
 class Answer:
     tokens: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
@@ -114,6 +125,8 @@ class ModelUnderTest:
                 margin = (logprobs[expected] - logprobs[token]).item()
                 assert margin < MARGIN, f"token {i}: {token} for {expected}, margin {margin:.2e}"
                 exceptions += 1
+        margin_count.tokens += len(answer)
+        margin_count.exceptions += exceptions
         return exceptions
 
 

@@ -39,13 +39,6 @@ def subject(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -
     mx.clear_cache()
 
 
-@pytest.fixture(scope="module")
-def exceptions() -> Iterator[list[int]]:
-    counted: list[int] = []
-    yield counted
-    print(f"\nmargin rule: {sum(counted)} of {len(counted) * NEW} tokens below the margin")
-
-
 def test_reader_chosen_by_probe(subject: ModelUnderTest) -> None:
     model_type = subject.loaded.config["model_type"]
     assert subject.loaded.reader.value == READERS.get(model_type, "paged")

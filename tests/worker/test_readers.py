@@ -40,5 +40,5 @@ def test_forced_reader(tiny_model: Callable[[str], Path], architecture: str, rea
 
 
 def test_a_reader_that_does_not_fit_is_refused(tiny_model: Callable[[str], Path]) -> None:
-    with pytest.raises(ModelLoadError, match="deepseek_v3.*paged reader"):
+    with pytest.raises(ModelLoadError, match=r"deepseek_v3.*paged reader"):
         load(WorkerOptions(model=str(tiny_model("deepseek_v3")), reader="paged", pool_tokens=1024))

@@ -1,0 +1,13 @@
+"""Prints how often the margin rule of the equality tests was needed."""
+
+from __future__ import annotations
+
+from tests.worker import harness
+
+
+def pytest_terminal_summary(terminalreporter: object) -> None:
+    count = harness.margin_count
+    if count.tokens:
+        terminalreporter.write_line(  # type: ignore[attr-defined]
+            f"equality with mlx-lm: {count.tokens} tokens, {count.exceptions} differ within the margin"
+        )
