@@ -82,6 +82,8 @@ def check_worker(command: list[str]) -> Iterator[Finding]:
         if device := line.get("device"):
             details = f"mlx {line.get('mlx', '?')}, {device}, kernels {line.get('kernels', '?')}"
             yield Finding(State.OK, "engine", details)
+            if blas := line.get("blas"):
+                yield Finding(State.OK, "matrix products", str(blas))
         elif check := line.get("check"):
             problem = line.get("problem")
             reported_failure |= bool(problem)
