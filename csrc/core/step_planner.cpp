@@ -9,12 +9,13 @@
 namespace pomona::core {
 namespace {
 
-constexpr double kWeight = 0.3;  // of the newest observation
+constexpr double kMinSeconds = 1e-9;  // below any clock's resolution: says nothing
+constexpr double kWeight = 0.3;       // of the newest observation
 // Decode never explains more of a mixed step than this leaves: an estimate that is too high must
 // not turn into an absurd prefill rate.
 constexpr double kMinPrefillShare = 0.1;
-constexpr double kMaxGrowth = 2.0;        // of the budget from one observation to the next
-constexpr std::int64_t kFirstChunks = 4;  // budget before any observation, in min_chunk
+constexpr double kMaxGrowth = 2.0;  // of the budget from one observation to the next
+constexpr double kFirstChunks = 4;  // budget before any observation, in min_chunk
 
 void require(bool ok, const char* message) {
   if (!ok) throw std::invalid_argument(message);
@@ -76,24 +77,22 @@ void share(std::int64_t budget, std::span<const std::int32_t> pending,
 
 }  // namespace
 
-StepPlanner::StepPlanner(const Options& options)
-    : options_(options), budget_(static_cast<double>(kFirstChunks * options.min_chunk)) {
+StepPlanner::StepPlanner(const Options& options) : options_(options) {
   require(options.block_size > 0, "block_size must be positive");
   require(std::isfinite(options.budget_s) && options.budget_s > 0, "budget_s must be positive");
   require(options.min_chunk > 0, "min_chunk must be positive");
   require(options.max_step_tokens > 0, "max_step_tokens must be positive");
   require(options.reserve_tokens >= 0, "reserve_tokens must not be negative");
+  budget_ = bounded(kFirstChunks * static_cast<double>(options.min_chunk));
 }
 
-std::int64_t StepPlanner::prefill_budget() const {
-  return std::max(options_.min_chunk, static_cast<std::int64_t>(budget_));
-}
+std::int64_t StepPlanner::prefill_budget() const { return static_cast<std::int64_t>(budget_); }
 
 void StepPlanner::observe(std::int64_t prefill_tokens, std::int64_t decode_rows, double seconds) {
   require(prefill_tokens >= 0, "prefill_tokens must not be negative");
   require(decode_rows >= 0, "decode_rows must not be negative");
   require(std::isfinite(seconds) && seconds >= 0, "seconds must be a finite time");
-  if (seconds == 0) return;  // below the clock's resolution: says nothing
+  if (seconds < kMinSeconds) return;
 
   if (prefill_tokens == 0) {
     if (decode_rows == 0) return;
@@ -110,8 +109,7 @@ void StepPlanner::observe(std::int64_t prefill_tokens, std::int64_t decode_rows,
     // The short last chunk of a prompt is mostly fixed cost and says little about the rate.
     blend(rate_, sample, kWeight * std::min(1.0, static_cast<double>(prefill_tokens) / budget_));
   }
-  budget_ = std::clamp(options_.budget_s * rate_, static_cast<double>(options_.min_chunk),
-                       kMaxGrowth * budget_);
+  budget_ = bounded(std::min(options_.budget_s * rate_, kMaxGrowth * budget_));
 }
 
 std::int64_t StepPlanner::reservation(std::int64_t prompt_tokens, std::int64_t max_tokens) const {
@@ -170,6 +168,11 @@ double StepPlanner::decode_seconds(std::int64_t rows) const {
   if (above == decode_s_.begin() || above->first == rows) return above->second;
   const auto below = std::prev(above);
   return rows - below->first <= above->first - rows ? below->second : above->second;
+}
+
+double StepPlanner::bounded(double budget) const {
+  return std::min(std::max(budget, static_cast<double>(options_.min_chunk)),
+                  static_cast<double>(options_.max_step_tokens));
 }
 
 }  // namespace pomona::core

@@ -32,7 +32,8 @@ class StepPlanner {
 
   explicit StepPlanner(const Options& options);
 
-  // Prefill tokens of the next step: the time budget at the measured rate, at least min_chunk.
+  // Prefill tokens of the next step: the time budget at the measured rate, at least min_chunk and
+  // at most max_step_tokens.
   std::int64_t prefill_budget() const;
   // Prefill tokens per second, 0 before the first observation.
   double prefill_rate() const { return rate_; }
@@ -52,10 +53,11 @@ class StepPlanner {
 
  private:
   double decode_seconds(std::int64_t rows) const;
+  double bounded(double budget) const;
 
   Options options_;
   double rate_ = 0;
-  double budget_;                            // tokens, before rounding
+  double budget_ = 0;                        // tokens, before rounding
   std::map<std::int64_t, double> decode_s_;  // decode rows -> time of a step without prefill
 };
 

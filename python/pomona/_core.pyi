@@ -1,7 +1,8 @@
 """Block pool, radix tree and step planner in C++ (csrc/core). No MLX, no Python objects inside.
 
-Arrays cross as NumPy buffers without a copy where the dtype fits (int32, C-contiguous). A "row
-reference" is held by a running sequence, a "tree reference" by the radix tree.
+Arrays cross as NumPy buffers without a copy and must be C-contiguous int32 vectors. Wrong arguments raise
+ValueError and change nothing. A "row reference" is held by a running sequence, a "tree reference" by the
+radix tree. Long calls let go of the GIL; a pool and its trees share one lock.
 """
 
 from typing import Final
@@ -53,12 +54,15 @@ class BlockPool:
 
         Returns `block` itself when nobody else holds it; else a new block with one row reference,
         after noting the copy (block, new). The caller's reference on `block` moves to that note and
-        is dropped when the step that takes the copy completes.
+        is dropped when the step that takes the copy completes. A note is forgotten when its new
+        block loses all references before a step has taken it.
         """
     def begin_step(self) -> int:
         """Open the next step and return its number. Blocks freed from now on wait for its end."""
     def take_copies(self, step: int) -> Int32Array:
-        """The copies noted so far, shape [n, 2] (source, destination); step `step` makes them."""
+        """The copies noted so far, shape [n, 2] (source, destination); step `step`, begun and not yet
+        complete, makes them in this order.
+        """
     def complete_step(self, step: int) -> None:
         """Steps up to `step` have run on the device: their quarantined blocks become free."""
     def row_references(self, block: int) -> int: ...
@@ -108,11 +112,12 @@ class RadixTree:
     def attach_snapshot(self, tokens: Int32Array, snapshot: int, namespace: int = 0) -> int:
         """Hang a snapshot handle (> 0) on the prefix `tokens`, which must be cached in full.
 
-        Returns the handle it replaced, or 0; -1 when the prefix is not cached.
+        Returns the handle it replaced, or 0; -1 when the prefix is not cached. A handle hangs in one
+        place at a time.
         """
     def drop_snapshot(self, snapshot: int) -> bool: ...
     def snapshots(self) -> list[int]:
-        """Handles, least recently used first."""
+        """Handles, least recently used (attached or returned by `match`) first."""
     def evict(self, blocks: int) -> Eviction:
         """Free at least `blocks` idle blocks if that many can be freed; fewer otherwise."""
     def clear(self, namespace: int | None = None) -> Eviction:
@@ -146,7 +151,9 @@ class StepPlanner:
     ) -> None: ...
     @property
     def prefill_budget(self) -> int:
-        """Prefill tokens of the next step: budget_s times the measured rate, at least min_chunk."""
+        """Prefill tokens of the next step: budget_s times the measured rate, at least min_chunk and at
+        most max_step_tokens.
+        """
     @property
     def prefill_rate(self) -> float:
         """Measured prefill tokens per second (0 before the first observation)."""
