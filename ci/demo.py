@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
 @contextmanager
 def running_server(arguments: list[str], log: IO[str]) -> Iterator[str]:
     port = free_port()
-    command = [sys.executable, "-c", "from pomona.cli import main; main()", "serve", *arguments]
+    command = [sys.executable, "-m", "pomona", "serve", *arguments]
     command += ["--port", str(port)]
     server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:

@@ -19,6 +19,7 @@ ROOT = SOURCE / "pomona"
 
 # What each package may import from pomona, besides itself.
 ALLOWED = {
+    "__main__": {"cli"},
     "config": set(),
     "conversation": set(),
     "link": {"config", "conversation"},

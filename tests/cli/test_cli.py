@@ -189,7 +189,8 @@ def test_doctor_needs_a_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("script", "expected"),
     [
         (
-            """print('noise'); print('{"device": "Device(cpu, 0)", "mlx": "1.2", "kernels": "avx2", "blas": "fast"}')
+            """print('noise')
+print('{"device": "Device(cpu, 0)", "mlx": "1.2", "kernels": "avx2", "blas": "fast"}')
 print('{"check": "attention", "problem": ""}')""",
             [
                 (State.OK, "engine", "mlx 1.2, Device(cpu, 0), kernels avx2"),

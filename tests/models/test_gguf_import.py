@@ -128,8 +128,9 @@ def test_mlx_lm_loads_and_computes_what_the_file_says(tmp_path: Path) -> None:
     weights = {f"{name}.weight": mx.array(values_of(arrays, name)) for name in names}
     mx.save_safetensors(str(dense / "model.safetensors"), weights)
     tokens = mx.array([[1, 40, 50, 60, 7]])
-    logits = [load(str(path))[0](tokens) for path in (folder, dense)]
-    assert mx.allclose(*logits, rtol=1e-4, atol=1e-4).item()
+    ours, expected = (load(str(path))[0](tokens) for path in (folder, dense))
+    # Sums of large random numbers, in another order.
+    assert (mx.abs(ours - expected).max() / mx.abs(expected).max()).item() < 1e-4
 
 
 def test_config(tmp_path: Path) -> None:
