@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_SHIM = Path(__file__).resolve().parent.parent / "libpomona_blas.so"
+_SHIM_NAME = "libpomona_blas.so"
 
 _shim: ctypes.CDLL | None = None
 _description = "MLX's own: not loaded"
@@ -33,6 +33,11 @@ def load(enabled: bool = True) -> str:
     if _shim is None:
         _description = _load(enabled)
     return _description
+
+
+def replaced() -> bool:
+    """Whether MLX's matrix product comes from the library that `load` found."""
+    return _shim is not None
 
 
 def self_test() -> None:
@@ -73,10 +78,11 @@ def _load(enabled: bool) -> str:
     openblas = _find_openblas()
     if openblas is None:
         return "MLX's own: the package scipy-openblas32 is not installed"
-    if not _SHIM.exists():
-        return f"MLX's own: {_SHIM.name} is missing beside the package"
+    shim_path = _find_shim()
+    if shim_path is None:
+        return f"MLX's own: {_SHIM_NAME} is missing beside the extension"
     try:
-        shim = ctypes.CDLL(str(_SHIM))
+        shim = ctypes.CDLL(str(shim_path))
     except OSError as error:
         return f"MLX's own: {error}"
     shim.pomona_blas_init.argtypes = [ctypes.c_char_p]
@@ -85,9 +91,18 @@ def _load(enabled: bool) -> str:
     if problem is not None:
         return f"MLX's own: {problem.decode()}"
     # Only now, with a target behind it, may the shim answer for cblas_sgemm.
-    _shim = ctypes.CDLL(str(_SHIM), ctypes.RTLD_GLOBAL)
+    _shim = ctypes.CDLL(str(shim_path), ctypes.RTLD_GLOBAL)
     _shim.pomona_blas_calls.restype = ctypes.c_ulonglong
     return f"{_version(openblas)} (scipy-openblas32)"
+
+
+def _find_shim() -> Path | None:
+    """It is installed beside the extension modules, which an editable install keeps apart from the sources."""
+    spec = importlib.util.find_spec("pomona._ops")
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).with_name(_SHIM_NAME)
+    return path if path.exists() else None
 
 
 def _find_openblas() -> Path | None:

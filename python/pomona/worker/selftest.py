@@ -80,7 +80,10 @@ def check_core() -> str:
 
 
 def check_blas() -> str:
-    """The BLAS that was loaded is really called, and right."""
+    """The BLAS that was loaded is really called, and right; none at all is a fault on Linux."""
+    note = blas.load()
+    if sys.platform == "linux" and not blas.replaced() and "switched off" not in note:
+        return f"products of float32 matrices will be slow ({note})"
     try:
         blas.self_test()
     except blas.BlasError as error:

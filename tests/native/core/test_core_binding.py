@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import gc
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,20 +14,6 @@ from tests.native.core.twins import ints
 
 import pomona._core as core
 
-STUB = Path(core.__file__).with_name("_core.pyi")
-
-
-def test_binds_what_the_stub_declares() -> None:
-    for item in ast.parse(STUB.read_text()).body:
-        if isinstance(item, ast.FunctionDef):
-            assert callable(getattr(core, item.name))
-        if isinstance(item, ast.ClassDef):
-            bound = getattr(core, item.name)
-            for member in item.body:
-                if isinstance(member, ast.FunctionDef):
-                    assert hasattr(bound, member.name), f"{item.name}.{member.name}"
-                if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
-                    assert hasattr(bound, member.target.id), f"{item.name}.{member.target.id}"
 
 
 def test_out_of_blocks_is_a_runtime_error_with_numbers() -> None:
