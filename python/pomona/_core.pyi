@@ -91,16 +91,12 @@ class RadixTree:
     """
 
     def __init__(self, pool: BlockPool, block_size: int) -> None: ...
-    def match(
-        self, tokens: Int32Array, limit: int, namespace: int = 0, stateful: bool = False
-    ) -> Match:
+    def match(self, tokens: Int32Array, limit: int, namespace: int = 0, stateful: bool = False) -> Match:
         """Longest cached prefix of `tokens[:limit]`, retained for a row and marked as used.
 
         `stateful` asks for the deepest prefix that carries a snapshot (models with recurrent layers).
         """
-    def peek(
-        self, tokens: Int32Array, limit: int, namespace: int = 0, stateful: bool = False
-    ) -> int:
+    def peek(self, tokens: Int32Array, limit: int, namespace: int = 0, stateful: bool = False) -> int:
         """Length of that prefix; retains and marks nothing."""
     def insert(self, tokens: Int32Array, blocks: Int32Array, namespace: int = 0) -> Int32Array:
         """Publish computed tokens. `blocks` holds ceil(len(tokens) / block_size) row-held blocks.

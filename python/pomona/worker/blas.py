@@ -97,7 +97,7 @@ def _load(enabled: bool) -> str:
 
 
 def _find_shim() -> Path | None:
-    """It is installed beside the extension modules, which an editable install keeps apart from the sources."""
+    """It lies beside the extension modules, which an editable install keeps apart from the sources."""
     spec = importlib.util.find_spec("pomona._ops")
     if spec is None or spec.origin is None:
         return None

@@ -15,7 +15,6 @@ from tests.native.core.twins import ints
 import pomona._core as core
 
 
-
 def test_out_of_blocks_is_a_runtime_error_with_numbers() -> None:
     assert issubclass(core.OutOfBlocksError, RuntimeError)
     pool = core.BlockPool(2)
