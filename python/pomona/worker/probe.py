@@ -100,7 +100,7 @@ def _stock_logits(model: Any, prompt: Int32Array) -> mx.array:
 def _tolerance(layout: CacheLayout, expected: list[mx.array]) -> float:
     dtype = layout.attention[0].dtype if layout.attention else expected[0].dtype
     scale = max(1.0, *(mx.abs(logits).max().item() for logits in expected))
-    return TOLERANCE.get(dtype, HALF_TOLERANCE) * scale
+    return float(TOLERANCE.get(dtype, HALF_TOLERANCE) * scale)
 
 
 def _largest_error(
