@@ -80,7 +80,7 @@ def spread(values: list[float]) -> str:
 
 
 def report(title: str, figures: dict[str, object], json_file: Path | None) -> None:
-    print(f"# {title}\nmachine: {machine()}\nBLAS: {BLAS}")
+    print(f"\n# {title}\nmachine: {machine()}\nBLAS: {BLAS}")
     for name, value in figures.items():
         print(f"{name}: {value}")
     sys.stdout.flush()

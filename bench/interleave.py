@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 import time
 
+import common
+from common import WorkerOptions
+
 from pomona._core import StepPlanner
 from pomona.link.messages import RowUpdate
 from pomona.worker.engine import Engine
 from pomona.worker.model import LoadedModel
-
-import common
-from common import WorkerOptions
 
 WARM_TOKENS = 24
 MAX_STEPS = 1_000_000

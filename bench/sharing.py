@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import sys
 
+import common
+from common import WorkerOptions
 from msgspec import structs
 
 from pomona.worker.model import LoadedModel, load
-
-import common
-from common import WorkerOptions
 
 ANSWER_TOKENS = 8
 

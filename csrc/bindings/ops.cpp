@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/paged_attention.h"
 #include "ops/slab.h"
+#include "ops/stamp.h"
 #include "ops/step_table.h"
 #include "ops/update_and_attend.h"
 #include "ops/update_and_gather.h"
@@ -25,7 +26,8 @@ using Pairs = Ints<nb::shape<-1, 2>>;
 
 std::span<const int32_t> span(const auto& ints) { return {ints.data(), ints.size()}; }
 
-// nanobind owns the object; a primitive that outlives the Python handle needs a share of its own.
+// nanobind owns the two objects below; a primitive that outlives the Python handle needs a share of
+// its own.
 class Step {
  public:
   Step(int block_size, const Table& tables, const Row& sequence, const Row& visible,
@@ -35,6 +37,11 @@ class Step {
             span(visible), span(slots), span(copies))) {}
 
   std::shared_ptr<const ops::StepTable> table;
+};
+
+class SharedMoment {
+ public:
+  std::shared_ptr<ops::Moment> moment = std::make_shared<ops::Moment>();
 };
 
 }  // namespace
@@ -72,5 +79,16 @@ NB_MODULE(_ops, m) {
         return ops::update_and_gather(x, slab, values, step.table);
       },
       "x"_a, "slab"_a, "values"_a, "table"_a);
+
+  nb::class_<SharedMoment>(m, "Moment")
+      .def(nb::init<>())
+      .def_prop_ro("seconds", [](const SharedMoment& self) { return self.moment->seconds(); })
+      .def_static("now", &ops::Moment::now);
+  m.def(
+      "stamp",
+      [](const mlx::core::array& x, const SharedMoment& moment) {
+        return ops::stamp(x, moment.moment);
+      },
+      "x"_a, "moment"_a);
   m.def("cpu_variant", &kernels::cpu_variant);
 }

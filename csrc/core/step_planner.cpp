@@ -15,6 +15,8 @@ constexpr double kWeight = 0.3;       // of the newest observation
 // not turn into an absurd prefill rate.
 constexpr double kMinPrefillShare = 0.1;
 constexpr double kMaxGrowth = 2.0;  // of the budget from one observation to the next
+// While no row decodes, a longer step holds up only newcomers, and every step has a fixed cost.
+constexpr std::int64_t kIdleBudgets = 2;
 constexpr double kFirstChunks = 4;  // budget before any observation, in min_chunk
 
 void require(bool ok, const char* message) {
@@ -145,7 +147,9 @@ Plan StepPlanner::plan(std::span<const std::int32_t> pending, std::span<const st
     plan.tokens[row] = 1;
     --room;
   }
-  share(std::clamp(room, std::int64_t{0}, prefill_budget()), pending, plan.tokens);
+  const bool decoding = room < options_.max_step_tokens;
+  const std::int64_t budget = prefill_budget() * (decoding ? 1 : kIdleBudgets);
+  share(std::clamp(room, std::int64_t{0}, budget), pending, plan.tokens);
 
   std::int64_t unreserved = 0;
   for (std::size_t row = 0; row < rows; ++row) {

@@ -20,7 +20,6 @@ namespace mx = mlx::core;
 // A cache line, and the widest vector: rows of a power-of-two width then never straddle two lines.
 constexpr size_t kAlignment = 64;
 
-// `filled` bytes of the new array are left to the caller; the rest is zero.
 // Blocks of a long sequence are scattered over the slab: with small pages the look-up of their
 // addresses costs more than reading them.
 void ask_for_large_pages([[maybe_unused]] std::uintptr_t address, [[maybe_unused]] size_t bytes) {
@@ -32,7 +31,9 @@ void ask_for_large_pages([[maybe_unused]] std::uintptr_t address, [[maybe_unused
 #endif
 }
 
-mx::array allocate(const mx::Shape& shape, mx::Dtype dtype, size_t filled) {
+// The contents are not cleared: no read goes past what a row has written, and touching every page
+// of a slab that doubles would stall the streams that run.
+mx::array allocate(const mx::Shape& shape, mx::Dtype dtype) {
   mx::array storage(shape, dtype, nullptr, {});
   mx::allocator::Data data = mx::allocator::malloc(storage.nbytes() + kAlignment);
   const auto address = reinterpret_cast<std::uintptr_t>(data.buffer().raw_ptr());
@@ -41,14 +42,13 @@ mx::array allocate(const mx::Shape& shape, mx::Dtype dtype, size_t filled) {
   const mx::array::Flags flags{.contiguous = true, .row_contiguous = true, .col_contiguous = false};
   storage.set_data(std::move(data), storage.size(), storage.strides(), flags, skipped);
   storage.set_status(mx::array::Status::available);
-  std::memset(storage.data<char>() + filled, 0, storage.nbytes() - filled);
   return storage;
 }
 
 mx::array resized(const mx::array& from, int blocks) {
   mx::Shape shape = from.shape();
   shape[0] = blocks;
-  mx::array to = allocate(shape, from.dtype(), from.nbytes());
+  mx::array to = allocate(shape, from.dtype());
   std::memcpy(to.data<char>(), from.data<char>(), from.nbytes());
   return to;
 }
@@ -72,8 +72,8 @@ mx::Dtype checked(mx::Dtype dtype) {
 
 Slab::Slab(int blocks, int block_size, int k_heads, int k_dim, int v_heads, int v_dim,
            mx::Dtype dtype)
-    : keys_(allocate(checked(blocks, block_size, k_heads, k_dim), checked(dtype), 0)),
-      values_(allocate(checked(blocks, block_size, v_heads, v_dim), dtype, 0)) {}
+    : keys_(allocate(checked(blocks, block_size, k_heads, k_dim), checked(dtype))),
+      values_(allocate(checked(blocks, block_size, v_heads, v_dim), dtype)) {}
 
 void Slab::grow(int blocks) {
   if (blocks < this->blocks()) {

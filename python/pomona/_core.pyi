@@ -170,8 +170,8 @@ class StepPlanner:
         """Share one step among running rows, oldest first (all arrays have one entry per row).
 
         pending: tokens waiting to run (1: a decode row, always served; more: prefill, served max-min
-        fairly from the prefill budget); length: tokens already computed; held: blocks in the row's table;
-        reserved: blocks promised at admission.
+        fairly from the prefill budget, or from twice as much while nothing decodes); length: tokens
+        already computed; held: blocks in the row's table; reserved: blocks promised at admission.
         """
 
 def common_prefix(a: Int32Array, b: Int32Array) -> int:

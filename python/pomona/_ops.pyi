@@ -12,6 +12,8 @@ Int32Array = NDArray[np.int32]
 class Slab:
     """K and V storage of one attention layer, token-major: [blocks, block_size, heads, dim].
 
+    The contents of a block are undefined until it is written.
+
     Ownership: the buffers belong to this object and are written in place by the primitives; they
     are never exposed to other MLX operations. K and V may differ in heads and width.
     """
@@ -90,6 +92,20 @@ def update_and_gather(x: mx.array, slab: Slab, values: bool, table: StepTable) -
     [1, H, visible of the last token row, D]. One sequence only (the gathered reader).
     Block copies of the table are made for the written half (K or V) only.
     """
+
+class Moment:
+    """A point in time on the steady clock."""
+
+    def __init__(self) -> None: ...
+    @property
+    def seconds(self) -> float:
+        """When the stamped array had been computed; 0 before."""
+    @staticmethod
+    def now() -> float:
+        """The same clock, now."""
+
+def stamp(x: mx.array, moment: Moment) -> mx.array:
+    """x unchanged; `moment` is set as soon as it has been computed, whatever this thread does then."""
 
 def cpu_variant() -> str:
     """The kernel variant in use: "generic", "avx2", "avx512" or "neon".

@@ -71,10 +71,12 @@ class ModelUnderTest:
         look_ahead: bool = True,
         reserve_tokens: int = 64,
         max_rows: int = 64,
+        first_blocks: int | None = None,
         wrap_model: Callable[[Any], Any] = lambda model: model,
     ) -> Engine:
         layout, reader = self.loaded.layout, self.loaded.reader
-        store = KVStore(layout, block_size, pool_tokens // block_size, snapshot_bytes=1 << 28)
+        blocks = pool_tokens // block_size
+        store = KVStore(layout, block_size, blocks, snapshot_bytes=1 << 28, first_blocks=first_blocks)
         states = StockRows(self.loaded.model) if reader is Reader.STOCK else StateBank()
         # Chunk sizes come from the cap alone, not from measured time: tests must not depend on the clock.
         planner = StepPlanner(

@@ -81,7 +81,7 @@ def test_a_row_waits_for_a_prefix_in_flight_and_goes_on_alone_when_that_row_ends
 
 def test_growing_rows_are_parked_and_resumed(subject: ModelUnderTest) -> None:
     """Four rows of 200 prompt tokens that want 32,000 more run at once in a pool of 1,200 tokens."""
-    settings = {"block_size": 16, "pool_tokens": 1200, "reserve_tokens": 64}
+    settings = {"block_size": 16, "pool_tokens": 1200, "reserve_tokens": 64, "first_blocks": 8}
     prompts = [subject.prompt(200, seed=20 + i) for i in range(4)]
     requests = [submission(i, prompt, 32_000) for i, prompt in enumerate(prompts)]
     alone = [run(subject.engine(**settings), [request])[request.id] for request in requests]
@@ -188,7 +188,7 @@ def test_refusals_name_the_numbers(subject: ModelUnderTest) -> None:
 
 
 def test_slabs_grow_only_as_blocks_come_into_use(subject: ModelUnderTest) -> None:
-    engine = subject.engine(pool_tokens=8192)
+    engine = subject.engine(pool_tokens=8192, first_blocks=16)
     store = engine.scheduler.store
     before = store.slab_blocks
     run(engine, [submission(1, subject.prompt(100, seed=1), 4)])

@@ -32,19 +32,31 @@ class CachedPrefix:
 
 
 class KVStore:
-    """Slabs grow by doubling as blocks with higher ids come into use, up to the pool's size.
+    """Slabs start with `first_blocks` and grow by doubling as blocks with higher ids come into use.
+
+    On the CPU they have the pool's full length from the start: the system commits memory only where it is
+    written, while a growing slab would have to be copied and would stall the streams that run.
 
     All methods run on the worker's MLX thread.
     """
 
-    def __init__(self, layout: CacheLayout, block_size: int, blocks: int, snapshot_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        layout: CacheLayout,
+        block_size: int,
+        blocks: int,
+        snapshot_bytes: int = 0,
+        first_blocks: int | None = None,
+    ) -> None:
         self.layout = layout
         self.block_size = block_size
         self.pool = BlockPool(blocks)
         self.tree = RadixTree(self.pool, block_size)
+        if first_blocks is None:
+            first_blocks = blocks if mx.default_device() == mx.cpu else FIRST_BLOCKS
         self.slabs = [
             Slab(
-                min(FIRST_BLOCKS, blocks),
+                min(first_blocks, blocks),
                 block_size,
                 layer.k_heads,
                 layer.k_dim,

@@ -20,11 +20,29 @@ class FinishReason(StrEnum):
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """temperature 0 is greedy. The seed fixes the row's random numbers in any batch."""
+    """How a row's tokens are drawn. temperature 0 is greedy; the seed fixes the row's random numbers in
+    any batch. The defaults change nothing.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and answer, by division (Keskar et al., 2019)
+    presence_penalty: float = 0.0  # over the answer, as OpenAI defines it
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
     seed: int = 0
+    min_tokens: int = 0  # stop ids can't be drawn before
+    logprobs: int | None = None  # None: off; k: the drawn token's and the k most likely ones'
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities of the model's own distribution (before temperature, penalties and bias)."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]] = []  # most likely first
 
 
 # ---------------------------------------------------------------- server to worker
@@ -39,6 +57,7 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
     max_tokens: int
     stop_ids: list[int]
     boundaries: bytes = b""  # prompt positions where a message ends, ascending
+    prompt_logprobs: int | None = None  # as Sampling.logprobs, for the prompt's own tokens
 
     @staticmethod
     def pack(ids: list[int]) -> bytes:
@@ -103,6 +122,8 @@ class RowUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int = 0  # of them reused from the prefix cache
     finish: FinishReason | None = None
     error: str | None = None
+    logprobs: list[TokenLogprobs] = []  # one for each of `tokens`, when asked for
+    prompt_logprobs: list[TokenLogprobs] = []  # of the prompt tokens from position 1 on, in order
 
 
 class StepOutput(msgspec.Struct, tag="step", frozen=True):

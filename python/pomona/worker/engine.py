@@ -1,13 +1,14 @@
 """The step loop: plan, dispatch, and meanwhile take in the step before.
 
 With look-ahead the next forward is on the device before the CPU work of the previous step begins; a row
-that turns out to have ended then ran one token too many, which is dropped.
+that turns out to have ended then ran one token too many, which is dropped. On the CPU a step that
+has prefill beside decoding rows is not overlapped: MLX holds the dispatching thread up while many tasks
+are open, so the tokens of such a step would be read a whole step late.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import replace
 
 from pomona.link.messages import RowUpdate
@@ -21,9 +22,12 @@ log = logging.getLogger(__name__)
 class Engine:
     """Runs steps. `step` returns the news of rows; the caller sends them."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, look_ahead: bool = True) -> None:
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, look_ahead: bool = True, over_prefill: bool = True
+    ) -> None:
         self.scheduler = scheduler
         self.look_ahead = look_ahead
+        self._over_prefill = over_prefill
         self.failed_steps = 0
         self._runner = runner
         self._in_flight: InFlight | None = None
@@ -36,6 +40,8 @@ class Engine:
     def step(self) -> list[RowUpdate]:
         """Dispatch one step and take in the one before (or this one, without look-ahead)."""
         updates: list[RowUpdate] = []
+        if self._in_flight is not None and not self._may_overlap(self._in_flight.plan):
+            updates += self.settle()
         try:
             plan = self.scheduler.plan()
         except StepInFlightError:
@@ -64,6 +70,9 @@ class Engine:
         in_flight, self._in_flight = self._in_flight, None
         return self._complete(in_flight)
 
+    def _may_overlap(self, plan: StepPlan) -> bool:
+        return self._over_prefill or not (plan.prefill_tokens and plan.decode_rows)
+
     def _dispatch(self, plan: StepPlan, previous: InFlight | None) -> InFlight:
         in_flight = self._runner.dispatch(plan, previous)
         self.scheduler.dispatched(plan)
@@ -73,9 +82,9 @@ class Engine:
         if in_flight is None:
             return []
         tokens = in_flight.read()
-        now = time.perf_counter()
-        seconds = now - max(in_flight.dispatched_at, self._last_completion)
-        self._last_completion = now
+        completed_at = in_flight.completed.seconds
+        seconds = completed_at - max(in_flight.dispatched_at, self._last_completion)
+        self._last_completion = completed_at
         plan = in_flight.plan
         self.scheduler.planner.observe(plan.prefill_tokens, plan.decode_rows, seconds)
         return self.scheduler.complete(plan, tokens)

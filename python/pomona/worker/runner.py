@@ -8,7 +8,6 @@ chunk; models read through gathered K/V get one call per row.
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +45,7 @@ class InFlight:
     errors: dict[int, str]
     """Rows whose call could not be built, by id."""
     dispatched_at: float
+    completed: _ops.Moment
 
     def read(self) -> dict[int, int]:
         """Wait for the step; the sampled token of each row that wanted one, by row id."""
@@ -102,14 +102,16 @@ class Runner:
 
         Raises one of CALL_ERRORS when a call of several rows could not be built; nothing has run then.
         """
-        started = time.perf_counter()
+        started = _ops.Moment.now()
         logits = self.forward(plan, previous)
         # Every row gets logits (a chunk in mid-prompt too): they are what makes MLX run its graph.
         draws = [Draw(s.row.sampling, s.row.generated) if s.wants_token else UNUSED for s in logits.rows]
+        completed = _ops.Moment()
         tokens = sample(logits.values, draws) if draws else mx.zeros(0, mx.int32)
+        tokens = _ops.stamp(tokens, completed)
         mx.async_eval(tokens, *self._states.arrays([s.row.id for s in logits.rows]))
         index = {s.row.id: i for i, s in enumerate(logits.rows)}
-        return InFlight(plan, tokens, index, logits.errors, started)
+        return InFlight(plan, tokens, index, logits.errors, started, completed)
 
     def forward(self, plan: StepPlan, previous: InFlight | None) -> Logits:
         """Build all model calls of a step. A call of one row that fails is noted as that row's error."""

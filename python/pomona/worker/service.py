@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+import mlx.core as mx
+
 from pomona._core import StepPlanner
 from pomona.config import WorkerOptions
 from pomona.kv.readers import Reader
@@ -31,6 +33,8 @@ from pomona.worker.scheduler import RowRefusedError, Scheduler
 log = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 0.5
+# A step always takes this much prefill, however slow the model: below it, the fixed cost of a step wins.
+MIN_CHUNK_TOKENS = 4
 
 
 def make_engine(loaded: LoadedModel, options: WorkerOptions, look_ahead: bool) -> Engine:
@@ -39,6 +43,7 @@ def make_engine(loaded: LoadedModel, options: WorkerOptions, look_ahead: bool) -
     planner = StepPlanner(
         options.block_size,
         budget_s=options.prefill_budget_ms / 1000,
+        min_chunk=MIN_CHUNK_TOKENS,
         reserve_tokens=options.reserve_tokens,
     )
     scheduler = Scheduler(
@@ -50,7 +55,7 @@ def make_engine(loaded: LoadedModel, options: WorkerOptions, look_ahead: bool) -
         max_rows=options.max_rows,
     )
     runner = Runner(loaded.model, loaded.caches, states, loaded.reader, options.block_size, loaded.wanted)
-    return Engine(scheduler, runner, look_ahead)
+    return Engine(scheduler, runner, look_ahead, over_prefill=mx.default_device() == mx.gpu)
 
 
 class Service:

@@ -176,7 +176,8 @@ class PlannerTwin:
 
     def tokens(self, pending: Sequence[int]) -> list[int]:
         tokens = [int(p == 1) for p in pending]
-        left = min(int(self.budget), self.max_step_tokens - sum(tokens))
+        left = int(self.budget) if any(tokens) else 2 * int(self.budget)
+        left = min(left, self.max_step_tokens - sum(tokens))
         while left > 0 and tokens != list(pending):
             for row in range(len(pending)):
                 if left > 0 and tokens[row] < pending[row]:
