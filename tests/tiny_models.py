@@ -1,8 +1,8 @@
 """Tiny random checkpoints of true architectures: complete model folders, seeded, built without downloads.
 
     path = tiny_model("llama")                      # from tests: built once, cached in .cache/tiny-models
-    python tests/tiny_models.py FOLDER [NAME ...]   # by hand
-    python tests/tiny_models.py FOLDER --check      # also load with mlx-lm, generate, compare chunked prefill
+    python -m tests.tiny_models FOLDER [NAME ...]   # by hand
+    python -m tests.tiny_models FOLDER --check      # also load with mlx-lm, generate, compare chunked prefill
 
 Weights are float32 (half precision makes greedy ties) in MLX layout; widths are multiples of 64, so that
 4- and 8-bit quantization applies. Importing this module imports no mlx: the folders are built in a child.
@@ -24,43 +24,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-CACHE = Path(__file__).resolve().parent.parent / ".cache" / "tiny-models"
+from tests import tiny_tokenizer
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".cache" / "tiny-models"
 SEED = 8  # a seed with which no model repeats itself soon
-VOCAB = 512
+VOCAB = tiny_tokenizer.VOCAB
 
 # Fixed ids: specials come first in the vocabulary.
 SPECIALS = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|pad|>",
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-    "<image>",
-    "<fake_token_around_image>",
-    "<global-img>",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "[UNK]",
+    *tiny_tokenizer.SPECIALS,
+    *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+    *("<image>", "<fake_token_around_image>", "<global-img>", "[CLS]", "[SEP]", "[MASK]", "[UNK]"),
 ]
 BOS, EOS, PAD = 0, 2, 3
-CORPUS = [
-    "The quick brown fox jumps over the lazy dog. A server answers requests in batches.",
-    '{"name": "get_weather", "arguments": {"city": "Paris", "unit": "celsius"}}',
-    "def add(a, b):\n    return a + b\n\nfor i in range(10):\n    print(i, add(i, i))\n",
-    "Le modele repond en francais. Das Modell antwortet. 모델이 응답합니다. 模型正在回答。",
-    "assistant user system tool function parameters string number required type object",
-    "0123456789 1.5 -2e10 [1, 2, 3] true false null \\n \\t \\u00e9",
-] * 4
 CHAT_TEMPLATE = (
     "{%- if tools %}<|im_start|>system\nYou can call these tools:\n"
     "{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif -%}"
@@ -293,14 +270,14 @@ def tiny_model(name: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.is_dir():
             with tempfile.TemporaryDirectory(dir=cache) as temporary:
-                command = [sys.executable, __file__, temporary, name]
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+                command = [sys.executable, "-m", "tests.tiny_models", temporary, name]
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
                 (Path(temporary) / path.name).rename(path)
     return path
 
 
 def _fingerprint() -> str:
-    parts = [Path(__file__).read_bytes()]
+    parts = [Path(module).read_bytes() for module in (__file__, tiny_tokenizer.__file__)]
     parts += [
         f"{package} {metadata.version(package)}".encode() for package in ("mlx", "mlx-lm", "tokenizers")
     ]
@@ -364,18 +341,7 @@ def randomise(name: str, array: Any, key: Any) -> Any:
 
 def write_tokenizer(path: Path) -> None:
     """A byte-level BPE trained on a few lines: every byte is covered, so nothing is unknown."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB,
-        special_tokens=SPECIALS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer = tiny_tokenizer.train(SPECIALS)
     assert tokenizer.get_vocab_size() <= VOCAB
     tokenizer.save(str(path / "tokenizer.json"))
     config = {

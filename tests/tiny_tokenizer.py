@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def train() -> Tokenizer:
+def train(specials: list[str] = SPECIALS) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -35,7 +35,7 @@ def train() -> Tokenizer:
         CORPUS,
         trainers.BpeTrainer(
             vocab_size=VOCAB,
-            special_tokens=SPECIALS,
+            special_tokens=specials,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         ),
