@@ -136,7 +136,7 @@ def test_the_rules_see_what_they_should() -> None:
     """The test's own eyes: a converter does reach mlx, and the walk follows imports into packages."""
     assert "mlx.core" in closure("pomona.models.gguf_import")
     assert "pomona.models.folder" in closure("pomona.cli")
-    assert "pomona.config.settings" in imports("pomona.config")
+    assert "pomona.config.schema" in imports("pomona.config")
 
 
 @pytest.mark.parametrize("module", ["pomona.cli", "pomona.server.main"])

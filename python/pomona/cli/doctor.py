@@ -21,7 +21,7 @@ import typer
 from pomona import __version__
 from pomona.cli.ports import why_unavailable
 from pomona.cli.sizes import format_bytes
-from pomona.config.settings import DEFAULT_HOST, DEFAULT_PORT
+from pomona.config.schema import DEFAULT_HOST, DEFAULT_PORT
 from pomona.models.cache import cache_folder
 from pomona.models.embedded import NAME, embedded_gguf
 from pomona.models.errors import ModelError

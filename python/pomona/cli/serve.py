@@ -10,7 +10,7 @@ from pomona.cli.ports import why_unavailable
 from pomona.cli.progress import shown_progress
 from pomona.cli.sizes import parse_bytes
 from pomona.config import ServeSettings, WorkerOptions
-from pomona.config.settings import Reader
+from pomona.config.schema import Reader
 from pomona.conversation.errors import PomonaError
 from pomona.models import resolve_model
 

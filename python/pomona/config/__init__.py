@@ -1,5 +1,5 @@
-"""What the server and the worker can be told: plain values, handed down from the command line."""
+"""What the server and the worker can be told: each setting declared once, values handed down."""
 
-from pomona.config.settings import ServeSettings, WorkerOptions
+from pomona.config.schema import ServeSettings, WorkerOptions
 
 __all__ = ["ServeSettings", "WorkerOptions"]
