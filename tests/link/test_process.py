@@ -13,8 +13,10 @@ from tests.server import scripted_worker
 from pomona.config import WorkerOptions
 from pomona.conversation.errors import ModelLoadError, UnavailableError, WorkerLostError
 from pomona.link import process as process_module
+from pomona.link.liveness import LivenessLimits
 from pomona.link.messages import FinishReason, RowUpdate, Sampling, Submit
-from pomona.link.process import HEARTBEAT_LIMIT_S, WorkerProcess
+from pomona.link.process import WorkerProcess
+from pomona.link.supervisor import Supervisor
 from pomona.text.model_text import ModelText
 
 
@@ -51,7 +53,12 @@ def row(text: ModelText, row_id: int, command: str, max_tokens: int = 100) -> Su
     return Submit(row_id, Submit.pack(ids), Sampling(seed=1), max_tokens, text.tokenizer.stop_ids)
 
 
-async def answer(worker: WorkerProcess, text: ModelText, row_id: int, command: str) -> str:
+def open_descriptors() -> list[str]:
+    folder = Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")
+    return sorted(path.name for path in folder.iterdir())
+
+
+async def answer(worker: WorkerProcess | Supervisor, text: ModelText, row_id: int, command: str) -> str:
     ids = [id_ async for update in worker.submit(row(text, row_id, command)) for id_ in update.tokens]
     return text.tokenizer.decode(ids)
 
@@ -66,7 +73,7 @@ def test_updates_reach_the_request_they_belong_to(folder: Path, text: ModelText)
             )
             assert answers == words
             assert worker.open_rows == 0
-            assert worker.healthy
+            assert worker.loss is None
 
     asyncio.run(run())
 
@@ -122,8 +129,8 @@ def test_a_lost_worker_fails_every_open_request(folder: Path, text: ModelText) -
                 with pytest.raises(WorkerLostError, match="ended with status 7"):
                     await anext(stream)
                 assert [update async for update in stream] == []
-            assert not worker.healthy
-            assert "status 7" in worker.health().reason
+            assert worker.loss is not None
+            assert "status 7" in worker.loss.message
             with pytest.raises(WorkerLostError):
                 worker.submit(row(text, 10, "say a"))
 
@@ -156,32 +163,72 @@ def test_a_worker_that_ends_before_it_has_loaded(folder: Path) -> None:
         worker = make(folder, "exit")
         with pytest.raises(WorkerLostError, match="ended with status 3"):
             await worker.start()
-        assert not worker.healthy
+        assert worker.loss is not None
 
     asyncio.run(run())
 
 
 def test_nothing_can_be_asked_before_the_model_is_loaded(folder: Path, text: ModelText) -> None:
     worker = make(folder)
-    assert worker.health().reason == "The model is still being loaded."
     with pytest.raises(UnavailableError):
         worker.submit(row(text, 1, "say a"))
     with pytest.raises(UnavailableError):
         _ = worker.info
 
 
-def test_health_goes_red_when_heartbeats_stop(folder: Path) -> None:
+def test_a_worker_that_falls_silent_is_killed(folder: Path, text: ModelText) -> None:
     now = 0.0
 
     async def run() -> None:
         nonlocal now
         async with running(folder, clock=lambda: now) as worker:
-            assert worker.healthy
-            now += HEARTBEAT_LIMIT_S + 1
-            assert not worker.healthy
-            assert "not been heard of for 11 s" in worker.health().reason
+            stream = worker.submit(row(text, 1, "hang"))
+            await anext(stream)
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGSTOP)
+            now += LivenessLimits().heartbeat_s + 1
+            with pytest.raises(WorkerLostError, match="had not been heard of for 11 s"):
+                await anext(stream)
+            assert (await worker.wait_lost()) is worker.loss
 
     asyncio.run(run())
+
+
+def test_a_worker_that_makes_no_progress_is_killed(folder: Path, text: ModelText) -> None:
+    async def run() -> None:
+        async with running(folder, "stuck") as worker:
+            stream = worker.submit(row(text, 1, "hang"))
+            with pytest.raises(WorkerLostError, match="had made no progress for 1000 s"):
+                [update async for update in stream]
+
+    asyncio.run(run())
+
+
+def test_nothing_is_left_of_a_worker(folder: Path, text: ModelText) -> None:
+    async def run() -> None:
+        async with running(folder):
+            pass
+        descriptors, tasks = open_descriptors(), asyncio.all_tasks()
+        async with running(folder) as worker:
+            worker.submit(row(text, 1, "die"))
+            await worker.wait_lost()
+        with pytest.raises(ModelLoadError):
+            await make(folder, "load-failed").start()
+        assert open_descriptors() == descriptors
+        assert asyncio.all_tasks() == tasks
+
+    asyncio.run(run())
+
+
+def test_what_a_worker_prints_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        with pytest.raises(WorkerLostError):
+            await make(folder, "traceback").start()
+
+    asyncio.run(run())
+    records = [r for r in caplog.records if r.name == "pomona.worker.output"]
+    assert "ValueError: broken at once" in records[-1].getMessage()
+    assert all(r.getMessage().startswith("worker ") for r in records)
 
 
 def test_stopping_ends_open_requests(folder: Path, text: ModelText) -> None:
@@ -190,7 +237,7 @@ def test_stopping_ends_open_requests(folder: Path, text: ModelText) -> None:
             stream = worker.submit(row(text, 1, "hang"))
             await anext(stream)
             await worker.stop()
-            with pytest.raises(WorkerLostError, match="has stopped"):
+            with pytest.raises(WorkerLostError, match="shutting down"):
                 await anext(stream)
 
     asyncio.run(run())

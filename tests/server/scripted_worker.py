@@ -10,7 +10,8 @@
     die           exit at once
     sampling      answer with the sampling parameters and max_tokens
 
-Modes (first argument) change the start and the end: ready, load-failed, exit, stubborn.
+Modes (first argument) change the start and the end: ready, load-failed, exit, stubborn (does not stop when
+told), stuck (says that its engine makes no progress), traceback, once (loads the first time only).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from pomona.link.messages import (
     ToWorker,
 )
 
+MODES = ["ready", "load-failed", "exit", "stubborn", "stuck", "traceback", "once"]
 CACHED_TOKENS = 3
 CONTEXT_TOKENS = 2000
 HEARTBEAT_S = 0.05
@@ -66,10 +68,11 @@ INFO = ModelInfo(
 
 
 class ScriptedWorker:
-    def __init__(self, sock: socket.socket, options: WorkerOptions, stubborn: bool) -> None:
+    def __init__(self, sock: socket.socket, options: WorkerOptions, mode: str) -> None:
         self._sock = sock
         self._tokenizer = Tokenizer.from_file(str(Path(options.model) / "tokenizer.json"))
-        self._stubborn = stubborn
+        self._stubborn = mode == "stubborn"
+        self._idle_s = 1000.0 if mode == "stuck" else 0.0
         self._held: dict[int, Submit] = {}
         self._cancels = 0
         self._awaiting_cancel: list[int] = []
@@ -93,7 +96,7 @@ class ScriptedWorker:
         decoder = msgspec.msgpack.Decoder(ToWorker)
         buffer = FrameBuffer()
         while True:
-            self._send(Heartbeat(0.0, len(self._held), 0, PoolStats(10, 0, 0, 10, 0), 0, 0, 0, 0))
+            self._send(Heartbeat(self._idle_s, len(self._held), 0, PoolStats(10, 0, 0, 10, 0), 0, 0, 0, 0))
             self._answer_files()
             if not select.select([self._sock], [], [], HEARTBEAT_S)[0]:
                 continue
@@ -180,7 +183,7 @@ class ScriptedWorker:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("mode", choices=["ready", "load-failed", "exit", "stubborn"])
+    parser.add_argument("mode", choices=MODES)
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--options", required=True)
     arguments = parser.parse_args()
@@ -188,13 +191,23 @@ def main() -> int:
     options = msgspec.json.decode(arguments.options, type=WorkerOptions)
     if arguments.mode == "exit":
         return 3
-    if arguments.mode == "load-failed":
+    if arguments.mode == "traceback":
+        raise ValueError("broken at once")
+    if arguments.mode == "load-failed" or (arguments.mode == "once" and not first_time(options)):
         sock.sendall(encode(LoadFailed("the weights are not there")))
         return 1
     if arguments.mode == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    ScriptedWorker(sock, options, arguments.mode == "stubborn").run()
+    ScriptedWorker(sock, options, arguments.mode).run()
     return 0
+
+
+def first_time(options: WorkerOptions) -> bool:
+    mark = Path(options.model) / "loaded-once"
+    if mark.exists():
+        return False
+    mark.touch()
+    return True
 
 
 if __name__ == "__main__":

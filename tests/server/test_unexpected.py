@@ -17,7 +17,7 @@ from tests.server.scripted_worker import INFO
 from pomona.config import ServeSettings, WorkerOptions
 from pomona.link.client import RowStream
 from pomona.link.messages import RowUpdate, Submit
-from pomona.link.process import Health, WorkerProcess
+from pomona.link.supervisor import Health, Supervisor
 from pomona.server.app import create_app
 from pomona.server.services import Services
 from pomona.text.model_text import ModelText
@@ -53,7 +53,7 @@ class BrokenWorker:
 @asynccontextmanager
 async def client_of(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     settings = ServeSettings(model_name=MODEL, worker=WorkerOptions(model=str(folder)))
-    worker = cast(WorkerProcess, BrokenWorker())
+    worker = cast(Supervisor, BrokenWorker())
     app = create_app(settings, Services.of(settings, worker, ModelText.load(folder)))
     with socket.create_server(("127.0.0.1", 0)) as sock:
         server = await app.create_server(sock=sock)

@@ -6,6 +6,7 @@ Everything runs on one event loop. A worker that goes away fails every open requ
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,7 @@ import msgspec
 
 from pomona.conversation.errors import ModelLoadError, PomonaError, WorkerLostError
 from pomona.link.framing import encode, read_frame
+from pomona.link.liveness import Pulse
 from pomona.link.messages import (
     Cancel,
     FromWorker,
@@ -29,6 +31,8 @@ from pomona.link.messages import (
 )
 
 log = logging.getLogger(__name__)
+
+REMEDY = "Send the request again."
 
 _decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
@@ -111,9 +115,17 @@ class WorkerClient:
         return len(self._streams)
 
     @property
-    def heartbeat_age_s(self) -> float:
-        """Since the last heartbeat, or since the model was loaded where none has come yet."""
-        return self._clock() - self._heartbeat_at
+    def pulse(self) -> Pulse:
+        # Loading counts as a sign of life, as a heartbeat does.
+        silence = self._clock() - self._heartbeat_at
+        idle = 0.0 if self.heartbeat is None else self.heartbeat.idle_s
+        return Pulse(self.loaded, silence, idle + silence)
+
+    async def wait_lost(self) -> WorkerLostError:
+        """Returns once the connection is gone and every open request has its error."""
+        await asyncio.shield(self._reading)
+        assert self.loss is not None
+        return self.loss
 
     async def wait_loaded(self) -> ModelInfo:
         return await asyncio.shield(self._loaded)
@@ -137,6 +149,8 @@ class WorkerClient:
         """Close the socket and wait until every open request has its error."""
         self._writer.close()
         await self._reading
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
 
     def _send(self, message: ToWorker) -> None:
         # Frames are small beside the socket's buffer; the transport keeps what does not fit at once.
@@ -149,7 +163,7 @@ class WorkerClient:
                 self._dispatch(_decoder.decode(frame))
         except (OSError, msgspec.MsgspecError) as error:
             log.error("the link to the worker broke: %s", error)
-        self._lose(WorkerLostError(await self._explain_loss()))
+        self._lose(await self._explain_loss())
 
     def _dispatch(self, message: FromWorker) -> None:
         match message:
@@ -174,13 +188,13 @@ class WorkerClient:
             del self._streams[row.id]
         stream.put(row)
 
-    def _lose(self, error: WorkerLostError) -> None:
-        self.loss = error
+    def _lose(self, reason: str) -> None:
+        self.loss = WorkerLostError(reason)
         self._writer.close()
-        self._settle(error)
+        self._settle(self.loss)
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.put(WorkerLostError(error.message))
+            stream.put(WorkerLostError(f"{reason} {REMEDY}"))
 
     def _settle(self, outcome: ModelInfo | PomonaError) -> None:
         if self._loaded.done():

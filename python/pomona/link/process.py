@@ -1,4 +1,4 @@
-"""One worker process: started, watched and stopped by the server.
+"""One worker process: started, watched and ended by the server. `supervisor` starts the next one.
 
 The process is a child in its own session, so that Ctrl-C reaches the server alone, which then decides
 when the worker ends.
@@ -14,58 +14,64 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from pomona.config import WorkerOptions
-from pomona.conversation.errors import UnavailableError
+from pomona.conversation.errors import UnavailableError, WorkerLostError
 from pomona.link.client import RowStream, WorkerClient
+from pomona.link.liveness import LivenessLimits
 from pomona.link.messages import Heartbeat, ModelInfo, Submit
+from pomona.link.output import relay
 
 log = logging.getLogger(__name__)
 
 DEFAULT_COMMAND = (sys.executable, "-m", "pomona.worker")
-STDERR = 2  # the worker's prints must not mix with what the server says on stdout
 
-# The worker sends a heartbeat every second.
-HEARTBEAT_LIMIT_S = 10.0
-# A step takes a fraction of a second; an engine thread silent for this long will not come back.
-WEDGE_LIMIT_S = 120.0
+LOADING = "The model is still being loaded."
+STOPPED = "The server is shutting down and has cut its answers."
+
+# How often a running worker's heartbeats are looked at.
+CHECK_S = 0.25
+# The event loop was held up (or the server stopped) when it comes back this late: heartbeats may lie unread.
+LATE_S = 1.0
 # Between closing its socket and being gone.
-EXIT_WAIT_S = 5.0
+EXIT_WAIT_S = 2.0
 # For the step in flight and the store.
 STOP_WAIT_S = 10.0
 TERMINATE_WAIT_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    ready: bool
-    reason: str
+# For the last lines of its output.
+OUTPUT_WAIT_S = 1.0
 
 
 class WorkerProcess:
-    """Rows go in by `submit` once `start` has returned. A lost worker stays lost (no restart yet)."""
+    """Rows go in by `submit` once `start` has returned. A lost worker stays lost.
+
+    A worker that is silent or stuck beyond the limits is killed, and lost like any other.
+    """
 
     def __init__(
         self,
         options: WorkerOptions,
         command: Sequence[str] = DEFAULT_COMMAND,
+        limits: LivenessLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
         self._command = tuple(command)
+        self._limits = limits or LivenessLimits()
         self._clock = clock
         self._process: asyncio.subprocess.Process | None = None
         self._client: WorkerClient | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._info: ModelInfo | None = None
+        self._fault: str | None = None
         self._stopping = False
 
     async def start(self) -> ModelInfo:
         """Start the process and wait for its model. Raises ModelLoadError or WorkerLostError."""
-        self._client = await self._spawn()
         try:
+            self._client = await self._spawn()
             self._info = await self._client.wait_loaded()
         except BaseException:
             await self.stop()
@@ -75,7 +81,7 @@ class WorkerProcess:
     @property
     def info(self) -> ModelInfo:
         if self._info is None:
-            raise UnavailableError("The model is still being loaded.")
+            raise UnavailableError(LOADING)
         return self._info
 
     @property
@@ -91,37 +97,35 @@ class WorkerProcess:
         return 0 if self._client is None else self._client.open_rows
 
     @property
-    def healthy(self) -> bool:
-        return self.health().ready
-
-    def health(self) -> Health:
-        client = self._client
-        if client is None or not (client.loaded or client.loss):
-            return Health(False, "The model is still being loaded.")
-        if client.loss is not None:
-            return Health(False, client.loss.message)
-        if client.heartbeat_age_s > HEARTBEAT_LIMIT_S:
-            return Health(False, f"The worker has not been heard of for {client.heartbeat_age_s:.0f} s.")
-        if client.heartbeat is not None and client.heartbeat.idle_s > WEDGE_LIMIT_S:
-            return Health(False, f"The engine has made no progress for {client.heartbeat.idle_s:.0f} s.")
-        return Health(True, "ready")
+    def loss(self) -> WorkerLostError | None:
+        return None if self._client is None else self._client.loss
 
     def submit(self, row: Submit) -> RowStream:
         if self._client is None or not (self._client.loaded or self._client.loss):
-            raise UnavailableError("The model is still being loaded.")
+            raise UnavailableError(LOADING)
         return self._client.submit(row)
 
+    async def wait_lost(self) -> WorkerLostError:
+        """Returns once the worker is gone and every open request has its error."""
+        assert self._client is not None
+        return await self._client.wait_lost()
+
     async def stop(self) -> None:
-        """End the process: ask, then terminate, then kill. Safe to call again."""
+        """End the process: ask, then terminate, then kill; leave nothing behind. Safe to call again."""
         self._stopping = True
-        process, client = self._process, self._client
-        if process is None or client is None:
-            return
-        if client.loaded:
-            client.send_stop()
-            await _wait(process, STOP_WAIT_S)
-        await _end(process)
-        await client.close()
+        if self._process is not None:
+            if self._client is not None and self._client.loaded:
+                self._client.send_stop()
+                await _wait(self._process, STOP_WAIT_S)
+            await _end(self._process)
+        if self._client is not None:
+            await self._client.close()
+        if self._tasks:
+            # The output ends with the process; what still holds the pipe is not ours.
+            await asyncio.wait(self._tasks[-1:], timeout=OUTPUT_WAIT_S)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
 
     def kill(self) -> None:
         """End the process at once and wait for nothing."""
@@ -131,28 +135,54 @@ class WorkerProcess:
 
     async def _spawn(self) -> WorkerClient:
         ours, theirs = socket.socketpair()
-        with theirs:
-            options = msgspec.json.encode(self._options).decode()
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                *("--fd", str(theirs.fileno()), "--options", options),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=STDERR,
-                start_new_session=True,
-            )
-        reader, writer = await asyncio.open_connection(sock=ours)
-        log.info("worker %d started for %s", self._process.pid, self._options.model)
-        return WorkerClient(reader, writer, self._explain_loss, self._clock)
+        try:
+            with theirs:
+                options = msgspec.json.encode(self._options).decode()
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    *("--fd", str(theirs.fileno()), "--options", options),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            raise
+        pid = self._process.pid
+        log.info("worker %d started for %s", pid, self._options.model)
+        client = WorkerClient(reader, writer, self._explain_loss, self._clock)
+        assert self._process.stdout is not None
+        self._tasks = [
+            asyncio.create_task(self._guard(client), name=f"guard of worker {pid}"),
+            asyncio.create_task(relay(self._process.stdout, pid), name=f"output of worker {pid}"),
+        ]
+        return client
+
+    async def _guard(self, client: WorkerClient) -> None:
+        """Kill the worker when it counts as lost."""
+        while client.loss is None:
+            before = self._clock()
+            pause = min(CHECK_S, max(0.0, client.pulse.time_left_s(self._limits)))
+            await asyncio.sleep(pause)
+            if self._clock() - before > pause + LATE_S:
+                continue
+            self._fault = client.pulse.fault(self._limits)
+            if self._fault is not None:
+                self.kill()
+                return
 
     async def _explain_loss(self) -> str:
-        """The link is closed: make sure that the process is gone too, and say how it went."""
+        """The link is closed: say how the process went."""
         assert self._process is not None
         if self._stopping:
-            return "The server has stopped the model's worker process."
+            return STOPPED
         code = await _wait(self._process, EXIT_WAIT_S)
-        if code is None:
-            await _end(self._process)
+        if self._fault is not None:
+            how = f"was ended because it {self._fault}"
+        elif code is None:
             how = "closed its connection"
         else:
             how = _describe_exit(code)

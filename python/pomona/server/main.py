@@ -26,7 +26,10 @@ from sanic.server.async_server import AsyncioServer
 
 from pomona.config import ServeSettings
 from pomona.conversation.errors import ModelLoadError, PomonaError
-from pomona.link.process import DEFAULT_COMMAND, WorkerProcess
+from pomona.link.liveness import LivenessLimits
+from pomona.link.process import DEFAULT_COMMAND
+from pomona.link.restarts import RestartPolicy
+from pomona.link.supervisor import Supervisor
 from pomona.server.app import create_app
 from pomona.server.services import DEFAULT_ALIAS, Services
 from pomona.text.model_text import ModelText
@@ -36,7 +39,6 @@ log = logging.getLogger(__name__)
 BACKLOG = 1024
 # For handlers to write their last event once the worker is gone.
 LAST_WORDS_S = 1.0
-EXIT_INTERRUPTED = 130
 
 
 def run(settings: ServeSettings, worker_command: Sequence[str] = DEFAULT_COMMAND) -> int:
@@ -51,25 +53,33 @@ def run(settings: ServeSettings, worker_command: Sequence[str] = DEFAULT_COMMAND
 
 
 async def _serve(settings: ServeSettings, worker_command: Sequence[str]) -> int:
-    # Bound before the model is loaded: a port in use should be known at once.
+    # Bound before anything is loaded: a port in use should be known at once.
     with _bind(settings) as sock:
-        worker = WorkerProcess(settings.worker, worker_command)
+        worker = Supervisor(
+            settings.worker,
+            worker_command,
+            RestartPolicy(settings.restart_backoff_s, settings.restart_limit),
+            LivenessLimits(settings.heartbeat_limit_s, settings.wedge_limit_s),
+        )
         stop = StopSignals(worker)
-        text = await _load(settings, worker, stop)
-        if text is None:
-            return EXIT_INTERRUPTED
+        # The small files first: what is wrong with them need not wait for the weights.
+        text = await asyncio.to_thread(ModelText.load, Path(settings.worker.model))
         services = Services.of(settings, worker, text)
+        # Readiness answers from here on, with the truth.
         server = await _listen(settings, services, sock)
-        print(_ready_line(settings, sock), flush=True)
-        await stop.requested.wait()
-        await _shut_down(settings, services, server)
+        try:
+            if await _load(settings, worker, stop):
+                print(_ready_line(settings, sock), flush=True)
+                await stop.requested.wait()
+        finally:
+            await _shut_down(settings, services, server)
     return 0
 
 
 class StopSignals:
     """`requested` is set by the first signal; the second ends the process."""
 
-    def __init__(self, worker: WorkerProcess) -> None:
+    def __init__(self, worker: Supervisor) -> None:
         self.requested = asyncio.Event()
         self._worker = worker
         loop = asyncio.get_running_loop()
@@ -104,25 +114,19 @@ def _bind(settings: ServeSettings) -> socket.socket:
     return sock
 
 
-async def _load(settings: ServeSettings, worker: WorkerProcess, stop: StopSignals) -> ModelText | None:
-    """The model's text side, once its worker is up; None when told to stop meanwhile."""
+async def _load(settings: ServeSettings, worker: Supervisor, stop: StopSignals) -> bool:
+    """Whether the model is loaded; False when told to stop meanwhile."""
     with _progress(f"Loading {settings.model_name}"):
-        loading = asyncio.create_task(_load_model(settings, worker))
+        loading = asyncio.create_task(worker.start())
         stopping = asyncio.create_task(stop.requested.wait())
         await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
         if loading.done():
-            stopping.cancel()
-            return loading.result()
+            loading.result()
+            return True
         loading.cancel()
         await asyncio.wait([loading])
-        return None
-
-
-async def _load_model(settings: ServeSettings, worker: WorkerProcess) -> ModelText:
-    # The small files first: what is wrong with them need not wait for the weights.
-    text = await asyncio.to_thread(ModelText.load, Path(settings.worker.model))
-    await worker.start()
-    return text
+        return False
 
 
 async def _listen(settings: ServeSettings, services: Services, sock: socket.socket) -> AsyncioServer:

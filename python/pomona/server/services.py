@@ -12,7 +12,7 @@ from sanic import Config, Request, Sanic
 
 from pomona.config import ServeSettings
 from pomona.conversation.errors import ModelNotFoundError
-from pomona.link.process import WorkerProcess
+from pomona.link.supervisor import Supervisor
 from pomona.server.admission import Admission
 from pomona.server.engine import Engine
 from pomona.text.model_text import ModelText
@@ -44,12 +44,12 @@ class ServedModel:
 @dataclass(frozen=True, slots=True)
 class Services:
     model: ServedModel
-    worker: WorkerProcess
+    worker: Supervisor
     engine: Engine
     admission: Admission
 
     @staticmethod
-    def of(settings: ServeSettings, worker: WorkerProcess, text: ModelText) -> Services:
+    def of(settings: ServeSettings, worker: Supervisor, text: ModelText) -> Services:
         return Services(
             model=ServedModel.of(settings),
             worker=worker,

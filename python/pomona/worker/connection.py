@@ -1,19 +1,29 @@
-"""The worker's end of the link: frames in and out, and the heartbeat thread."""
+"""The worker's end of the link: frames in and out, the heartbeat thread, and the end with the server."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import select
+import signal
 import socket
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
 from pomona.link.framing import FrameBuffer, encode
-from pomona.link.messages import FromWorker, Heartbeat, ToWorker
+from pomona.link.messages import FromWorker, Heartbeat, PoolStats, ToWorker
 
 HEARTBEAT_S = 1.0
 RECEIVE_BYTES = 1 << 20
+# For the step in flight and the store, once the server has gone.
+ORPHAN_EXIT_S = 5.0
+LOADING = Heartbeat(0.0, 0, 0, PoolStats(0, 0, 0, 0, 0), 0, 0, 0, 0)
+
+_PR_SET_PDEATHSIG = 1
 
 _decoder = msgspec.msgpack.Decoder(ToWorker)
 
@@ -53,7 +63,10 @@ class Connection:
 
 
 class HeartbeatThread(threading.Thread):
-    """Sends a heartbeat every second; what it says about progress comes from the engine thread."""
+    """Sends a heartbeat every second; what it says about progress comes from the engine thread.
+
+    When the server has gone, the engine thread ends the process; where that is stuck, this one does.
+    """
 
     def __init__(self, connection: Connection, beat: Callable[[], Heartbeat]) -> None:
         super().__init__(name="heartbeat", daemon=True)
@@ -66,7 +79,28 @@ class HeartbeatThread(threading.Thread):
             try:
                 self._connection.send(self._beat())
             except ConnectionLostError:
-                return  # the engine thread notices it too, and ends the process
+                if not self._stopped.wait(ORPHAN_EXIT_S):
+                    os._exit(1)
+                return
 
     def stop(self) -> None:
         self._stopped.set()
+
+
+@contextmanager
+def heartbeats(connection: Connection, beat: Callable[[], Heartbeat] = lambda: LOADING) -> Iterator[None]:
+    thread = HeartbeatThread(connection, beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.stop()
+
+
+def die_with_server() -> None:
+    """Let the kernel kill this process when the server ends in any way, even in a step that never returns.
+
+    Linux only; elsewhere the closed socket is what tells, at the next step or heartbeat.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -24,7 +24,7 @@ from pomona.link.messages import (
     Submit,
     ToWorker,
 )
-from pomona.worker.connection import Connection, HeartbeatThread
+from pomona.worker.connection import Connection, heartbeats
 from pomona.worker.engine import Engine
 from pomona.worker.model import LoadedModel, dtype_name, synchronize
 from pomona.worker.runner import Runner
@@ -71,14 +71,12 @@ class Service:
         """Announce the model, then serve until told to stop or the server has gone."""
         info = model_info(loaded, options, self._engine, blas)
         self._connection.send(Loaded(info))
-        heartbeat = HeartbeatThread(self._connection, self._heartbeat)
-        heartbeat.start()
-        try:
-            self._loop()
-        finally:
-            heartbeat.stop()
-            self._engine.settle()
-            synchronize()
+        with heartbeats(self._connection, self._heartbeat):
+            try:
+                self._loop()
+            finally:
+                self._engine.settle()
+                synchronize()
 
     def _loop(self) -> None:
         while not self._stopping:
