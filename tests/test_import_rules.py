@@ -23,7 +23,7 @@ ALLOWED = {
     "config": set(),
     "conversation": set(),
     "link": {"config", "conversation"},
-    "models": set(),
+    "models": {"config"},
     "text": {"conversation"},
     "formats": {"conversation"},
     "protocols": {"conversation"},

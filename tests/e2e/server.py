@@ -66,7 +66,7 @@ def serve(model: Path | str, *flags: str) -> Iterator[Server]:
         [sys.executable, "-m", "pomona", "serve", str(model), "--port", "0", *flags],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"POMONA_LOG": "INFO"},
+        env=os.environ | {"POMONA_LOG_LEVEL": "info"},
     )
     try:
         assert process.stdout is not None

@@ -14,7 +14,7 @@ import pytest
 from tests.models.gguf_files import tiny_llama
 
 from pomona.models import ModelError, Progress, cache, resolve_model
-from pomona.models.cache import cache_folder, convert_once, converted_folder
+from pomona.models.cache import convert_once, converted_folder
 from pomona.models.embedded import embedded_gguf
 from pomona.models.progress import ignore
 
@@ -171,12 +171,3 @@ def test_a_cache_that_cannot_be_written(
     monkeypatch.setenv("POMONA_HOME", str(tmp_path / "file"))
     with pytest.raises(ModelError, match=r"set POMONA_HOME to another folder"):
         resolve_model(str(source))
-
-
-def test_place_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("POMONA_HOME")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(sys, "platform", "linux")
-    assert cache_folder() == Path.home() / ".cache" / "pomona"
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert cache_folder() == Path.home() / "Library" / "Caches" / "pomona"

@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 
 from pomona import __version__
+from pomona.cli.config import config
 from pomona.cli.doctor import doctor
+from pomona.cli.keys import keys
 from pomona.cli.serve import serve
+from pomona.config.environment import TRACEBACK_VARIABLE
+from pomona.config.errors import SettingsError
 from pomona.conversation.errors import PomonaError
 from pomona.models import ModelError
-
-# Set to see where an unexpected error came from.
-TRACEBACK_VARIABLE = "POMONA_TRACEBACK"
 
 app = typer.Typer(
     help="LLM inference server for Apple Silicon and Linux, built on MLX.",
@@ -27,6 +28,8 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(doctor)
+app.add_typer(config, name="config")
+app.add_typer(keys, name="keys")
 
 
 def _print_version(wanted: bool) -> None:
@@ -48,7 +51,7 @@ def main() -> None:
     """Run the command line and exit."""
     try:
         app(prog_name="pomona")
-    except (ModelError, PomonaError) as error:
+    except (ModelError, PomonaError, SettingsError) as error:
         _fail(str(error))
     except BrokenPipeError:
         # The reader of our output has gone. Python would complain once more when it flushes.

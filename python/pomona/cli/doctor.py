@@ -20,9 +20,9 @@ import typer
 
 from pomona import __version__
 from pomona.cli.ports import why_unavailable
-from pomona.cli.sizes import format_bytes
+from pomona.config.home import home
 from pomona.config.schema import DEFAULT_HOST, DEFAULT_PORT
-from pomona.models.cache import cache_folder
+from pomona.config.units import format_bytes
 from pomona.models.embedded import NAME, embedded_gguf
 from pomona.models.errors import ModelError
 
@@ -67,7 +67,7 @@ def examine(host: str, port: int) -> Iterator[Finding]:
     yield from check_worker([sys.executable, "-m", SELFTEST])
     yield _check_embedded()
     yield _check_port(host, port)
-    yield _check_disk(cache_folder())
+    yield _check_disk(home())
 
 
 def check_worker(command: list[str]) -> Iterator[Finding]:
@@ -131,7 +131,7 @@ def _check_port(host: str, port: int) -> Finding:
 
 
 def _check_disk(folder: Path) -> Finding:
-    what = "cache folder"
+    what = "folder"
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(existing, os.W_OK):
         return Finding(State.FAILED, what, f"{folder} cannot be written; set POMONA_HOME to another folder")

@@ -42,8 +42,11 @@ class Setting:
     le: float | None = None
     # What the default None stands for.
     none_means: str = "no limit"
-    # The default is this file in POMONA_HOME.
+    # The default is this file in POMONA_HOME, and relative paths start there.
     home_file: str | None = None
+    # What each item of a list must look like, and the words for it.
+    pattern: str = r".+"
+    pattern_means: str = "text"
     # sys.platform where it has an effect; elsewhere setting it is an error.
     only_on: str | None = None
     # An argument of `serve`, not a flag.
@@ -224,6 +227,16 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
         float | None,
         Setting(help="Longest time that one request may take.", group="Limits", unit="s", ge=0.1),
     ] = None
+    receive_timeout_s: Annotated[
+        float,
+        Setting(
+            help="Longest time that a request's headers may take to arrive, and longest pause in its body.",
+            group="Limits",
+            unit="s",
+            ge=0.1,
+            le=DAY_S,
+        ),
+    ] = 30.0
     max_queue: Annotated[
         int, Setting(help="Most requests that are open at once, running or waiting.", group="Limits", ge=1)
     ] = 1024
@@ -234,13 +247,17 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     api_keys_file: Annotated[
         str | None,
-        Setting(help="The file of `pomona keys`.", group="Access", home_file="keys.json"),
+        Setting(
+            help="The file with the API keys that `pomona keys` makes.", group="Access", home_file="keys.json"
+        ),
     ] = None
     allowed_hosts: Annotated[
         tuple[str, ...],
         Setting(
             help="Host names that requests may be addressed to; * is any. Holds off DNS rebinding.",
             group="Access",
+            pattern=r"\*|[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:]+\]?",
+            pattern_means="a host name or address, without scheme and port",
         ),
     ] = ("localhost", "127.0.0.1", "::1")
     cors_origins: Annotated[
@@ -248,6 +265,8 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             help="Origins whose web pages may call the server, such as https://chat.example; * is any.",
             group="Access",
+            pattern=r"\*|[a-z][a-z0-9+.-]*://[^/\s]+",
+            pattern_means="an origin such as https://chat.example, without a path",
         ),
     ] = ()
 

@@ -1,4 +1,4 @@
-"""Converted models in the user's cache folder: models/<name>-<fingerprint of the source>.
+"""Converted models in POMONA_HOME: models/<name>-<fingerprint of the source>.
 
 A conversion is written into a temporary folder beside its final place and renamed when it is complete and
 on disk, under a lock that other processes wait for. A folder with a final name is therefore always whole.
@@ -11,12 +11,12 @@ import hashlib
 import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pomona.config.home import conversions_folder
 from pomona.models.errors import ModelError
 from pomona.models.folder import ModelFolder
 from pomona.models.progress import Progress, Report
@@ -30,21 +30,12 @@ SPARE_BYTES = 256 * 1024 * 1024
 Convert = Callable[[Path, Path], None]
 
 
-def cache_folder() -> Path:
-    """$POMONA_HOME, or the platform's place for caches."""
-    if home := os.environ.get("POMONA_HOME"):
-        return Path(home).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "pomona"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pomona"
-
-
 def converted_folder(source: Path, name: str) -> Path:
     """Where the conversion of this state of the source belongs."""
     stat = source.stat()
     state = f"{stat.st_size}:{stat.st_mtime_ns}:{CONVERTER_VERSION}"
     fingerprint = hashlib.sha256(state.encode()).hexdigest()[:12]
-    return cache_folder() / "models" / f"{_file_name(name)}-{fingerprint}"
+    return conversions_folder() / f"{_file_name(name)}-{fingerprint}"
 
 
 def convert_once(
