@@ -151,10 +151,11 @@ void bind_pool(nb::module_& m) {
            [](Pool& self) { return locked(self, 0, [](auto& pool) { return pool.begin_step(); }); })
       .def(
           "take_copies",
-          [](Pool& self, StepNumber step) {
-            return numpy(locked(self, 0, [&](auto& pool) { return pool.take_copies(step); }));
+          [](Pool& self, StepNumber step, const Array& writes) {
+            const Ints into = ints(writes, "writes");
+            return numpy(locked(self, 0, [&](auto& pool) { return pool.take_copies(step, into); }));
           },
-          "step"_a)
+          "step"_a, "writes"_a)
       .def(
           "complete_step",
           [](Pool& self, StepNumber step) {

@@ -84,12 +84,17 @@ BlockId BlockPool::copy_on_write(std::int64_t block, std::int64_t after) {
   return copy;
 }
 
-std::vector<BlockCopy> BlockPool::take_copies(StepNumber step) {
+std::vector<BlockCopy> BlockPool::take_copies(StepNumber step, std::span<const BlockId> writes) {
   if (step <= completed_ || step > begun_) {
     throw std::invalid_argument("step " + std::to_string(step) + " is not in flight");
   }
-  for (const BlockCopy& copy : noted_) sources_.push_back({step, copy.source});
-  return std::exchange(noted_, {});
+  const auto taken = std::ranges::stable_partition(noted_, [writes](const BlockCopy& copy) {
+    return std::ranges::find(writes, copy.destination) == writes.end();
+  });
+  for (const BlockCopy& copy : taken) sources_.push_back({step, copy.source});
+  const std::vector<BlockCopy> copies(taken.begin(), taken.end());
+  noted_.erase(taken.begin(), taken.end());
+  return copies;
 }
 
 void BlockPool::complete_step(StepNumber step) {

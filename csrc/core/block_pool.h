@@ -68,8 +68,10 @@ class BlockPool {
 
   // Opens the next step. Blocks freed from now on wait for its end.
   StepNumber begin_step() { return ++begun_; }
-  // The copies noted so far, in the order they must be made; `step`, in flight, makes them.
-  std::vector<BlockCopy> take_copies(StepNumber step);
+  // The noted copies into any of `writes`, in the order they must be made; `step`, in flight, makes
+  // them before it writes there. The others wait for the step that does. A copy must not be taken
+  // before the one into its source.
+  std::vector<BlockCopy> take_copies(StepNumber step, std::span<const BlockId> writes);
   // Steps up to `step` have run: nothing they listed is being read or written any more.
   void complete_step(StepNumber step);
 

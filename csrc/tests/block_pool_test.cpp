@@ -71,7 +71,7 @@ void refuses_without_a_trace() {
   CHECK_THROWS(pool.tree_retain(3), std::invalid_argument);
   CHECK_THROWS(pool.tree_release(0), std::invalid_argument);
   CHECK_THROWS(pool.copy_on_write(3), std::invalid_argument);
-  CHECK_THROWS(pool.take_copies(1), std::invalid_argument);
+  CHECK_THROWS(pool.take_copies(1, {}), std::invalid_argument);
   CHECK_THROWS(pool.complete_step(1), std::invalid_argument);
   CHECK_THROWS(BlockPool(0), std::invalid_argument);
   CHECK(pool.row_references(0) == 1 && pool.row_references(1) == 1 && pool.free() == 2);
@@ -106,9 +106,10 @@ void copies_shared_blocks_on_write() {
   CHECK(pool.row_references(0) == 2 && pool.row_references(1) == 1);
 
   const StepNumber step = pool.begin_step();
-  const std::vector<BlockCopy> copies = pool.take_copies(step);
+  CHECK(pool.take_copies(step, Blocks{0, 2}).empty());  // this step does not write into block 1
+  const std::vector<BlockCopy> copies = pool.take_copies(step, Blocks{3, 1});
   CHECK(copies.size() == 1 && copies[0].source == 0 && copies[0].destination == 1);
-  CHECK(pool.take_copies(step).empty());
+  CHECK(pool.take_copies(step, Blocks{1}).empty());
   CHECK(pool.row_references(0) == 2);
   pool.complete_step(step);
   CHECK(pool.row_references(0) == 1);
@@ -132,7 +133,7 @@ void forgets_copies_nobody_needs() {
   CHECK(pool.row_references(copy) == 1);  // the second note reads it
   pool.release(Blocks{copy_of_copy});     // and goes, and with it the first
   CHECK(pool.row_references(0) == 1 && pool.free() == 3);
-  CHECK(pool.take_copies(pool.begin_step()).empty());
+  CHECK(pool.take_copies(pool.begin_step(), Blocks{copy, copy_of_copy}).empty());
 }
 
 }  // namespace

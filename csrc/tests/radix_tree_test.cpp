@@ -48,7 +48,7 @@ struct Fixture {
     Blocks row = match.blocks;
     if (match.tokens % kBlock != 0) row.back() = pool.copy_on_write(row.back());
     const StepNumber step = pool.begin_step();
-    pool.take_copies(step);
+    pool.take_copies(step, row);
     pool.complete_step(step);
     const Blocks more = pool.allocate((tokens.size() + kBlock - 1) / kBlock - row.size());
     row.insert(row.end(), more.begin(), more.end());
@@ -321,7 +321,7 @@ void survives_churn() {
     if (match.tokens % kBlock != 0) row.back() = pool.copy_on_write(row.back());
     const Blocks more = pool.allocate((tokens.size() + kBlock - 1) / kBlock - row.size());
     row.insert(row.end(), more.begin(), more.end());
-    pool.take_copies(step);
+    pool.take_copies(step, row);
     row = tree.insert(tokens, row, round % 2);
     CHECK(tree.peek(tokens, kAll, round % 2) == tokens.size());
     if (random() % 3 == 0) tree.attach_snapshot(tokens, ++snapshot, round % 2);

@@ -59,9 +59,10 @@ class BlockPool:
         """
     def begin_step(self) -> int:
         """Open the next step and return its number. Blocks freed from now on wait for its end."""
-    def take_copies(self, step: int) -> Int32Array:
-        """The copies noted so far, shape [n, 2] (source, destination); step `step`, begun and not yet
-        complete, makes them in this order.
+    def take_copies(self, step: int, writes: Int32Array) -> Int32Array:
+        """The noted copies into any of the blocks `writes`, shape [n, 2] (source, destination); step
+        `step`, begun and not yet complete, makes them in this order before it writes there. The others
+        wait for the step that does. A copy must not be taken before the one into its source.
         """
     def complete_step(self, step: int) -> None:
         """Steps up to `step` have run on the device: their quarantined blocks become free."""

@@ -309,7 +309,9 @@ class Scheduler:
             for row, count in zip(rows, counts.tolist(), strict=True)
             if count
         ]
-        return StepPlan(step, scheduled, self.store.pool.take_copies(step))
+        # A row that was left out keeps its copy for the step in which it first writes.
+        writes = np.array([s.row.table[s.start // self.store.block_size] for s in scheduled], np.int32)
+        return StepPlan(step, scheduled, self.store.pool.take_copies(step, writes))
 
     def _require_settled(self) -> None:
         if self._open_steps:

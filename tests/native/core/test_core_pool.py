@@ -111,12 +111,13 @@ class PoolMachine(RuleBasedStateMachine):
         step = data.draw(st.integers(self.twin.completed, self.twin.begun + 1))
         if not self.twin.completed < step <= self.twin.begun:
             with pytest.raises(ValueError, match="not in flight"):
-                self.pool.take_copies(step)
+                self.pool.take_copies(step, ints())
             return
-        copies = self.pool.take_copies(step)
+        writes = self.pick(data, 9)
+        copies = self.pool.take_copies(step, ints(*writes))
         assert copies.dtype == np.int32
         assert copies.shape == (len(copies), 2)
-        assert [tuple(c) for c in copies.tolist()] == self.twin.take_copies(step)
+        assert [tuple(c) for c in copies.tolist()] == self.twin.take_copies(step, writes)
 
     @rule(data=st.data())
     def complete_step(self, data: st.DataObject) -> None:

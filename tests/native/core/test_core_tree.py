@@ -81,7 +81,7 @@ class TreeMachine(RuleBasedStateMachine):
         table += self.allocate(count, table[-1] if table else -1)
 
         step = self.pool.begin_step()
-        assert [tuple(c) for c in self.pool.take_copies(step).tolist()] == copied
+        assert [tuple(c) for c in self.pool.take_copies(step, ints(*table)).tolist()] == copied
         for source, copy in copied:
             self.contents[copy] = list(self.contents[source])
         self.sources[step] = [source for source, _ in copied]

@@ -100,8 +100,9 @@ class PoolTwin:
         self.noted.append((block, copy))
         return copy
 
-    def take_copies(self, step: int) -> list[tuple[int, int]]:
-        taken, self.noted = self.noted, []
+    def take_copies(self, step: int, writes: Sequence[int]) -> list[tuple[int, int]]:
+        taken = [note for note in self.noted if note[1] in writes]
+        self.noted = [note for note in self.noted if note not in taken]
         self.sources += [(step, source) for source, _ in taken]
         return taken
 
