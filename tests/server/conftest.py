@@ -27,6 +27,7 @@ class Server:
 
     def __init__(self, folder: Path, mode: str = "ready", **settings: Any) -> None:
         defaults = {"port": 0, "keep_alive_s": 0.1, "max_body_bytes": 100_000, "shutdown_grace_s": 60.0}
+        defaults["api_keys_file"] = str(folder / "keys.json")
         self.settings = ServeSettings(
             model_name=MODEL, worker=WorkerOptions(model=str(folder)), **(defaults | settings)
         )
@@ -67,7 +68,7 @@ class Server:
         data = msgspec.json.encode(body(content, **fields))
         url = httpx.URL(self.root)
         sock = socket.create_connection((url.host, url.port or 0), timeout=30)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         sock.sendall(head.encode() + data)
         return sock
 

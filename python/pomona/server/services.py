@@ -15,6 +15,7 @@ from pomona.conversation.errors import ModelNotFoundError
 from pomona.link.supervisor import Supervisor
 from pomona.server.admission import Admission
 from pomona.server.engine import Engine
+from pomona.server.metrics import Metrics
 from pomona.text.model_text import ModelText
 
 App = Sanic[Config, SimpleNamespace]
@@ -43,18 +44,25 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Services:
+    settings: ServeSettings
+    text: ModelText
     model: ServedModel
     worker: Supervisor
     engine: Engine
     admission: Admission
+    metrics: Metrics
 
     @staticmethod
     def of(settings: ServeSettings, worker: Supervisor, text: ModelText) -> Services:
+        metrics = Metrics(settings.model_name)
         return Services(
+            settings=settings,
+            text=text,
             model=ServedModel.of(settings),
             worker=worker,
-            engine=Engine(text, worker, settings.keep_alive_s),
+            engine=Engine(text, metrics.watch(worker), settings.keep_alive_s),
             admission=Admission(),
+            metrics=metrics,
         )
 
 

@@ -25,22 +25,23 @@ async def live(request: Request) -> HTTPResponse:
 
 
 async def ready(request: Request) -> HTTPResponse:
-    """A request sent now would be answered."""
+    """A request sent now would be answered. Who has no key where one is needed learns nothing more."""
     services = services_of(request)
     health = services.worker.health()
+    details: dict[str, Any]
     if services.admission.closing:
-        return _unavailable("The server is shutting down.")
-    if not health.ready:
-        return _unavailable(health.reason)
-    return json({"status": "ready", "model": services.model.name, **_load(services)})
+        status, details = "unavailable", {"reason": "The server is shutting down."}
+    elif not health.ready:
+        status, details = "unavailable", {"reason": health.reason}
+    else:
+        status, details = "ready", {"model": services.model.name, **_load(services)}
+    if not request.app.ctx.gate.knows(request):
+        details = {}
+    return json({"status": status, **details}, status=200 if status == "ready" else 503)
 
 
 async def hello(request: Request) -> HTTPResponse:
     return json({"server": "pomona", "version": __version__})
-
-
-def _unavailable(reason: str) -> HTTPResponse:
-    return json({"status": "unavailable", "reason": reason}, status=503)
 
 
 def _load(services: Services) -> dict[str, Any]:
