@@ -17,7 +17,8 @@ namespace pomona::ops {
 
 class Slab {
  public:
-  // Zeroed. Throws std::invalid_argument on sizes below one and on dtypes that the kernels lack.
+  // Contents are undefined until written. Throws std::invalid_argument on sizes below one and on
+  // dtypes that the kernels lack.
   Slab(int blocks, int block_size, int k_heads, int k_dim, int v_heads, int v_dim,
        mlx::core::Dtype dtype);
 

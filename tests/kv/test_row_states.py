@@ -46,3 +46,20 @@ def test_rows_keep_their_states_through_batches(steps: list[tuple[list[int], boo
 
 def test_a_row_without_a_state_starts_from_nothing() -> None:
     assert StateBank().get([7]) is None
+
+
+def test_a_snapshot_does_not_keep_the_batch_alive() -> None:
+    rows, floats = 8, 1 << 18
+    bank = StateBank()
+    batch = mx.random.normal((rows, floats))
+    mx.eval(batch)
+    with_batch = mx.get_active_memory()
+    bank.put(range(rows), [[batch]])
+    snapshot = bank.snapshot(3)
+    assert snapshot is not None
+    expected = batch[3:4].tolist()
+    for row in range(rows):
+        bank.drop(row)
+    del batch
+    assert mx.get_active_memory() <= with_batch - (rows - 2) * floats * 4
+    assert snapshot[0][0].tolist() == expected

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from tests.worker.harness import ModelUnderTest, run, submission
 
+from pomona.config import WorkerOptions
+from pomona.worker import model
+
 
 @pytest.fixture(scope="module")
 def subject(tiny_model: Callable[[str], Path]) -> ModelUnderTest:
@@ -24,3 +27,40 @@ def test_a_copied_block_waits_for_the_step_in_which_its_row_first_runs(subject: 
     answer = run(engine, [*others, submission(9, fork, 12)])[9]
     assert answer.cached == 24
     subject.check(fork, answer.tokens)
+
+
+def test_a_parked_row_does_not_count_its_own_past_as_cached(subject: ModelUnderTest) -> None:
+    """A row that is parked in mid-prefill finds its own chunks again; they were not reused from anybody."""
+    engine = subject.engine(pool_tokens=160, chunk=2, reserve_tokens=0)
+    growing, newcomer = submission(1, subject.prompt(4, seed=1), 60), subject.prompt(100, seed=2)
+    answer = run(engine, [growing, submission(2, newcomer, 3)])[2]
+    assert engine.scheduler.counters.parked == 1
+    assert engine.scheduler.counters.computed_tokens < 4 + 60 + 100 + 3 + 16  # it went on where it was
+    assert answer.cached == 0
+    subject.check(newcomer, answer.tokens)
+
+
+def test_nobody_waits_for_a_prefix_that_cannot_be_shared(tiny_model: Callable[[str], Path]) -> None:
+    """mlx-lm's own caches are never shared: equal prompts start side by side."""
+    stock = ModelUnderTest(tiny_model("llama"), "stock")
+    engine = stock.engine(chunk=16)
+    prompt = stock.prompt(100, seed=1)
+    for i in range(3):
+        engine.scheduler.submit(submission(i, prompt, 3))
+    engine.step()
+    assert len(engine.scheduler.running) == 3
+    run(engine, [])
+
+
+def test_failing_readers_leave_no_tracebacks_in_the_log(
+    tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """deepseek_v3 does not run with the paged reader; the probe finds out, and that is no error."""
+    with caplog.at_level("WARNING"):
+        ModelUnderTest(tiny_model("deepseek_v3"))
+    assert not caplog.records
+
+
+def test_snapshots_have_their_share_of_the_memory_asked_for(tiny_model: Callable[[str], Path]) -> None:
+    options = WorkerOptions(model=str(tiny_model("mamba2")), kv_memory_bytes=4_000_000)
+    assert model.load(options).store.snapshots.limit_bytes == 1_000_000

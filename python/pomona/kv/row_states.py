@@ -69,7 +69,13 @@ class StateBank:
         self._batch_ids, self._batch = tuple(row_ids), state
 
     def snapshot(self, row_id: int) -> State | None:
-        return self.get([row_id])
+        state = self.get([row_id])
+        if state is None:
+            return None
+        # A view would keep the whole batch alive for as long as the snapshot is kept.
+        own = [[mx.contiguous(array) for array in layer] for layer in state]
+        mx.eval(own)
+        return own
 
     def restore(self, row_id: int, state: State) -> None:
         self.put([row_id], state)

@@ -16,8 +16,6 @@ from pomona.kv.layout import CacheLayout
 from pomona.kv.readers import State
 
 FIRST_BLOCKS = 16
-SNAPSHOT_SHARE = 0.25
-"""Part of the KV budget that recurrent snapshots may take on top of it."""
 
 Int32Array = NDArray[np.int32]
 
@@ -70,8 +68,13 @@ class KVStore:
 
     @property
     def stateful(self) -> bool:
-        """Whether a resume needs a snapshot and not only blocks (opaque layers never have one)."""
-        return bool(self.layout.recurrent) or self.layout.opaque
+        """Whether a resume needs a snapshot and not only blocks."""
+        return bool(self.layout.recurrent)
+
+    @property
+    def shared(self) -> bool:
+        """Whether rows can go on from what others computed: opaque layers live and end with theirs."""
+        return not self.layout.opaque
 
     @property
     def bytes_per_block(self) -> int:
@@ -105,7 +108,7 @@ class KVStore:
 
     def publish(self, tokens: Int32Array, blocks: Int32Array) -> Int32Array:
         """Make computed tokens visible to other rows; returns the row's table from now on."""
-        return self.tree.insert(tokens, blocks)
+        return self.tree.insert(tokens, blocks) if self.shared else blocks
 
     def publish_state(self, tokens: Int32Array, state: State) -> None:
         """Keep the recurrent state at the end of the published prefix `tokens`."""
@@ -124,7 +127,7 @@ class SnapshotStore:
 
     def __init__(self, tree: RadixTree, limit_bytes: int) -> None:
         self._tree = tree
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._states: dict[int, State] = {}
         self._next = 1
         self.nbytes = 0
@@ -136,6 +139,9 @@ class SnapshotStore:
         return self._states[handle]
 
     def add(self, tokens: Int32Array, state: State) -> None:
+        """Keep a state, unless its prefix is not cached in full or it is larger than the whole budget."""
+        if _nbytes(state) > self.limit_bytes:
+            return
         handle = self._next
         replaced = self._tree.attach_snapshot(tokens, handle)
         if replaced < 0:
@@ -152,12 +158,12 @@ class SnapshotStore:
             self.nbytes -= _nbytes(self._states.pop(handle))
 
     def _trim(self) -> None:
-        if self.nbytes <= self._limit_bytes:
+        if self.nbytes <= self.limit_bytes:
             return
         for handle in self._tree.snapshots():
             self._tree.drop_snapshot(handle)
             self.forget([handle])
-            if self.nbytes <= self._limit_bytes:
+            if self.nbytes <= self.limit_bytes:
                 return
 
 

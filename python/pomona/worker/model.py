@@ -22,6 +22,8 @@ from pomona.worker.probe import choose_reader
 log = logging.getLogger(__name__)
 
 KV_SHARE_OF_MEMORY = 0.25
+# Memory of recurrent snapshots, as a share of that for K and V and on top of it.
+SNAPSHOT_SHARE = 0.25
 MAX_POOL_TOKENS = 1 << 22
 DEFAULT_CONTEXT = 8192
 
@@ -65,7 +67,7 @@ def load(options: WorkerOptions) -> LoadedModel:
             f"models of type {config.get('model_type')!r} can't be served yet: {choice.note}"
         )
     layout = choice.layout
-    store = KVStore(layout, options.block_size, pool_blocks(options, layout), snapshot_bytes(layout))
+    store = KVStore(layout, options.block_size, pool_blocks(options, layout), snapshot_bytes(options, layout))
     caches = make_caches(layout, store.slabs, choice.reader)
     notes = [choice.note] if choice.note else []
     return LoadedModel(
@@ -104,13 +106,20 @@ def pool_blocks(options: WorkerOptions, layout: CacheLayout) -> int:
     if not limits:
         limits = [MAX_POOL_TOKENS]
         if per_token:
-            limits.append(int(machine_memory_bytes() * KV_SHARE_OF_MEMORY) // per_token)
+            limits.append(kv_bytes(options) // per_token)
     return max(2, min(limits) // options.block_size)
 
 
-def snapshot_bytes(layout: CacheLayout) -> int:
-    """Budget of the recurrent snapshots."""
-    return machine_memory_bytes() // 16 if layout.recurrent else 0
+def kv_bytes(options: WorkerOptions) -> int:
+    """Memory for K and V: what the options say, else a share of the machine's."""
+    if options.kv_memory_bytes is not None:
+        return options.kv_memory_bytes
+    return int(machine_memory_bytes() * KV_SHARE_OF_MEMORY)
+
+
+def snapshot_bytes(options: WorkerOptions, layout: CacheLayout) -> int:
+    """Budget of the recurrent snapshots, beside that of K and V."""
+    return int(kv_bytes(options) * SNAPSHOT_SHARE) if layout.recurrent else 0
 
 
 def machine_memory_bytes() -> int:

@@ -121,7 +121,7 @@ def _largest_error(
         plan = StepPlan(number, scheduled, np.empty((0, 2), np.int32))
         logits = runner.forward(plan, None)
         if logits.errors:
-            raise RuntimeError("; ".join(logits.errors.values()))
+            raise RuntimeError("; ".join(map(str, logits.errors.values())))
         for result, s in zip(logits.values, logits.rows, strict=True):
             s.row.computed += s.count
             difference = mx.abs(result.astype(mx.float32) - expected[s.row.id][s.row.computed - 1])

@@ -7,7 +7,6 @@ chunk; models read through gathered K/V get one call per row.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +21,6 @@ from pomona.worker.head import WantedRows
 from pomona.worker.sampler import Draw, sample
 from pomona.worker.scheduler import ScheduledRow, StepPlan
 from pomona.worker.sequence import Int32Array
-
-log = logging.getLogger(__name__)
 
 CALL_ERRORS = (ValueError, TypeError, RuntimeError, IndexError)
 """What building a model call can raise for bad input of one row. Errors of the device surface when a
@@ -42,7 +39,7 @@ class InFlight:
     """int32 [rows that wanted a token], in call order."""
     index: dict[int, int]
     """Row id to its place in `tokens`."""
-    errors: dict[int, str]
+    errors: dict[int, Exception]
     """Rows whose call could not be built, by id."""
     dispatched_at: float
     completed: _ops.Moment
@@ -73,7 +70,7 @@ class Logits:
     values: mx.array
     """[rows, vocabulary]: each row's last token."""
     rows: list[ScheduledRow]
-    errors: dict[int, str]
+    errors: dict[int, Exception]
 
 
 class Runner:
@@ -116,15 +113,14 @@ class Runner:
     def forward(self, plan: StepPlan, previous: InFlight | None) -> Logits:
         """Build all model calls of a step. A call of one row that fails is noted as that row's error."""
         done: list[tuple[ModelCall, mx.array, State]] = []
-        errors: dict[int, str] = {}
+        errors: dict[int, Exception] = {}
         for call in self._split(plan):
             try:
                 done.append((call, self._call(call, plan, previous), self._state_after()))
             except CALL_ERRORS as error:
                 if len(call.rows) > 1:
                     raise
-                log.exception("row %d could not run", call.rows[0].row.id)
-                errors[call.rows[0].row.id] = str(error)
+                errors[call.rows[0].row.id] = error
         # Only now: a call that fails must leave the rows' states as they were.
         for call, _, state in done:
             self._keep_state(call, state)

@@ -125,7 +125,7 @@ class Scheduler:
         self._end(row, publish=False)
         return RowUpdate(row.id, finish=FinishReason.ERROR, error=message)
 
-    def fail_rows(self, errors: dict[int, str]) -> list[RowUpdate]:
+    def fail_rows(self, errors: dict[int, Exception]) -> list[RowUpdate]:
         """End the rows (by id) whose model call could not be built."""
         return [
             self.fail(self._rows[row_id], f"the request failed in the model: {error}")
@@ -204,7 +204,7 @@ class Scheduler:
 
         The last token runs apart: an exact repeat of the prompt then resumes right before it.
         """
-        if not self.store.stateful:
+        if not (self.store.stateful and self.store.shared):
             return ()
         ends = set(np.frombuffer(request.boundaries, "<i4").tolist()) | {prompt_tokens - 1}
         return tuple(sorted(end for end in ends if 0 < end < prompt_tokens))
@@ -220,6 +220,8 @@ class Scheduler:
 
     def _prefix_in_flight(self, row: Sequence) -> bool:
         """Whether a running row is computing a prefix of this one that is worth waiting for."""
+        if not self.store.shared:
+            return False
         tokens = row.tokens.view()
         limit = len(tokens) - 1
         cached = -1
@@ -257,7 +259,7 @@ class Scheduler:
         row.table = table
         row.reserved = reserved
         row.computed = row.confirmed = row.published = prefix.tokens
-        if not row.generated:
+        if row.cached is None:
             row.cached = prefix.tokens
         if prefix.state is not None:
             self.states.restore(row.id, prefix.state)
@@ -362,7 +364,7 @@ class Scheduler:
             row.id,
             tokens=fresh,
             prompt_done=min(row.confirmed, row.prompt_tokens),
-            cached_tokens=row.cached,
+            cached_tokens=row.cached or 0,
             finish=finish,
         )
 

@@ -62,9 +62,9 @@ class Sequence:
     computed: int = 0
     confirmed: int = 0
     published: int = 0
-    cached: int = 0
+    cached: int | None = None
+    """Tokens that others had computed when the row was first admitted."""
     unread: int = 0
-    announced: bool = False
 
     @property
     def pending(self) -> int:
