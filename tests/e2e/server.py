@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import httpx
 from openai import OpenAI
@@ -52,22 +53,57 @@ class Server:
         raise AssertionError(f"never so: last {reply.status_code} {reply.text}")
 
     def worker_pid(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        (pid,) = [
-            int(child) for child in children if "pomona.worker" in Path(f"/proc/{child}/cmdline").read_text()
-        ]
+        (pid,) = self.worker_pids()
         return pid
+
+    def worker_pids(self) -> list[int]:
+        return workers_of(self.process.pid)
+
+
+def workers_of(pid: int) -> list[int]:
+    """The worker processes of a server, the unreaped ones too."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [
+        int(child)
+        for child in children
+        if state(int(child)) == "Z" or "pomona.worker" in Path(f"/proc/{child}/cmdline").read_text()
+    ]
+
+
+def state(pid: int) -> str:
+    """As in ps; empty when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    for _ in range(POLLS):
+        if condition():
+            return
+        time.sleep(POLL_S)
+    raise AssertionError(f"never so: {what}")
+
+
+def until_gone(*pids: int) -> None:
+    # A zombie is gone; reaping an orphan is the business of whoever runs as process 1.
+    until(lambda: all(state(pid) in ("", "Z") for pid in pids), f"{pids} have ended")
+
+
+def launch(model: Path | str, *flags: str, log: IO[str] | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "pomona", "serve", str(model), "--log-level", "info", *flags],
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+    )
 
 
 @contextmanager
-def serve(model: Path | str, *flags: str) -> Iterator[Server]:
+def serve(model: Path | str, *flags: str, log: IO[str] | None = None) -> Iterator[Server]:
     """A server on a free port; ended by its process id."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pomona", "serve", str(model), "--port", "0", *flags],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"POMONA_LOG_LEVEL": "info"},
-    )
+    process = launch(model, "--port", "0", *flags, log=log)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -75,8 +111,12 @@ def serve(model: Path | str, *flags: str) -> Iterator[Server]:
         assert found, f"no ready line: {line!r}, exit {process.poll()}"
         yield Server(process, found[1])
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            process.wait(STOP_S)
-        if process.stdout is not None:
-            process.stdout.close()
+        end(process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        process.wait(STOP_S)
+    if process.stdout is not None:
+        process.stdout.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -119,35 +117,6 @@ def test_a_half_sent_body_holds_nothing(server: Server) -> None:
     with socket.create_connection((host, int(port))) as sock:
         sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\n{")
     assert server.health().status_code == 200
-
-
-def test_a_killed_worker_turns_readiness_red_and_its_requests_get_an_error(
-    tiny_model: Callable[[str], Path],
-) -> None:
-    with serve(tiny_model("llama")) as server:
-        stream = collected(server, "Go on for long.", stream=True, max_tokens=30_000)
-        next(iter(stream))
-        os.kill(server.worker_pid(), signal.SIGKILL)
-        with pytest.raises(openai.APIError):
-            for _ in stream:
-                pass
-        assert server.wait_for(lambda reply: reply.status_code == 503)
-        assert httpx.get(f"{server.url}/health/live", timeout=30).status_code == 200
-        with pytest.raises(openai.APIStatusError):
-            collected(server, "Anyone there?")
-
-
-def test_a_stopped_heartbeat_turns_readiness_red_and_green_again(tiny_model: Callable[[str], Path]) -> None:
-    with serve(tiny_model("llama")) as server:
-        worker = server.worker_pid()
-        os.kill(worker, signal.SIGSTOP)
-        try:
-            red = server.wait_for(lambda reply: reply.status_code == 503)
-            assert "not been heard of" in red.text
-        finally:
-            os.kill(worker, signal.SIGCONT)
-        assert server.wait_for(lambda reply: reply.status_code == 200)
-        assert collected(server, "Still there?").choices
 
 
 def test_the_embedded_model_answers(smollm2: Path) -> None:

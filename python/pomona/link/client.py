@@ -29,6 +29,7 @@ from pomona.link.messages import (
     Submit,
     ToWorker,
 )
+from pomona.link.trace import RowTrace, current
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +44,10 @@ class RowStream:
     `close` before that cancels the row; it may be called any number of times.
     """
 
-    def __init__(self, client: WorkerClient, row_id: int) -> None:
+    def __init__(self, client: WorkerClient, row_id: int, trace: RowTrace | None = None) -> None:
         self._client = client
         self._row_id = row_id
+        self._trace = trace
         self._queue: asyncio.Queue[RowUpdate | PomonaError] = asyncio.Queue()
         self._ended = False
 
@@ -75,6 +77,11 @@ class RowStream:
             self._client.cancel(self._row_id)
 
     def put(self, item: RowUpdate | PomonaError) -> None:
+        if self._trace is not None:
+            if isinstance(item, PomonaError):
+                self._trace.fail(item.message)
+            else:
+                self._trace.take(item)
         self._queue.put_nowait(item)
 
     def _open(self, item: RowUpdate | PomonaError) -> RowUpdate:
@@ -133,7 +140,11 @@ class WorkerClient:
     def submit(self, row: Submit) -> RowStream:
         if self.loss is not None:
             raise WorkerLostError(self.loss.message)
-        stream = RowStream(self, row.id)
+        request, trace = current(), None
+        if request is not None:
+            row = msgspec.structs.replace(row, request_id=request.request_id)
+            trace = request.row(row.prompt_tokens)
+        stream = RowStream(self, row.id, trace)
         self._streams[row.id] = stream
         self._send(row)
         return stream
@@ -171,7 +182,8 @@ class WorkerClient:
                 for row in rows:
                     self._dispatch_row(row)
             case Heartbeat():
-                self.heartbeat = message
+                if self.loaded:  # one before that is a sign of life and no more
+                    self.heartbeat = message
                 self._heartbeat_at = self._clock()
             case Loaded(info=info):
                 self._heartbeat_at = self._clock()

@@ -58,10 +58,15 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
     stop_ids: list[int]
     boundaries: bytes = b""  # prompt positions where a message ends, ascending
     prompt_logprobs: int | None = None  # as Sampling.logprobs, for the prompt's own tokens
+    request_id: str = ""  # for the log
 
     @staticmethod
     def pack(ids: list[int]) -> bytes:
         return np.asarray(ids, dtype="<i4").tobytes()
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.tokens) // 4
 
     def prompt(self) -> NDArray[np.int32]:
         return np.frombuffer(self.tokens, dtype="<i4").astype(np.int32)

@@ -30,7 +30,10 @@ from pomona.link.liveness import LivenessLimits
 from pomona.link.process import DEFAULT_COMMAND
 from pomona.link.restarts import RestartPolicy
 from pomona.link.supervisor import Supervisor
+from pomona.server import logs
 from pomona.server.app import create_app
+from pomona.server.connection import LimitedProtocol
+from pomona.server.security import check_exposure, key_store
 from pomona.server.services import DEFAULT_ALIAS, Services
 from pomona.text.model_text import ModelText
 
@@ -43,7 +46,7 @@ LAST_WORDS_S = 1.0
 
 def run(settings: ServeSettings, worker_command: Sequence[str] = DEFAULT_COMMAND) -> int:
     """Serve until told to stop; the exit status. Errors of the start are one sentence on stderr."""
-    _configure_logging()
+    logs.configure(settings)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(settings, worker_command))
@@ -53,6 +56,7 @@ def run(settings: ServeSettings, worker_command: Sequence[str] = DEFAULT_COMMAND
 
 
 async def _serve(settings: ServeSettings, worker_command: Sequence[str]) -> int:
+    check_exposure(settings, key_store(settings))
     # Bound before anything is loaded: a port in use should be known at once.
     with _bind(settings) as sock:
         worker = Supervisor(
@@ -133,7 +137,7 @@ async def _listen(settings: ServeSettings, services: Services, sock: socket.sock
     app = create_app(settings, services)
     # Sanic's own `run` notes this too; without it every reply has an empty alt-svc header.
     app.state.server_info.append(ApplicationServerInfo(settings={"version": HTTP.VERSION_1}))
-    server = await app.create_server(sock=sock, backlog=BACKLOG)
+    server = await app.create_server(sock=sock, backlog=BACKLOG, protocol=LimitedProtocol)
     if server is None:
         raise ModelLoadError("The web server could not be started.")
     await server.startup()  # type: ignore[no-untyped-call]
@@ -166,15 +170,6 @@ def base_url(host: str, port: int) -> str:
     """Where a client on this machine finds a server that listens on `host`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-
-
-def _configure_logging() -> None:
-    level = os.environ.get("POMONA_LOG", "WARNING").upper()
-    logging.basicConfig(
-        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    # Its warnings are about how it is started, which is our business.
-    logging.getLogger("sanic").setLevel(logging.ERROR)
 
 
 # ---------------------------------------------------------------- end

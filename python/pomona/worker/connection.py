@@ -75,13 +75,13 @@ class HeartbeatThread(threading.Thread):
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        while not self._stopped.wait(HEARTBEAT_S):
-            try:
+        try:
+            self._connection.send(self._beat())
+            while not self._stopped.wait(HEARTBEAT_S):
                 self._connection.send(self._beat())
-            except ConnectionLostError:
-                if not self._stopped.wait(ORPHAN_EXIT_S):
-                    os._exit(1)
-                return
+        except ConnectionLostError:
+            if not self._stopped.wait(ORPHAN_EXIT_S):
+                os._exit(1)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -95,6 +95,8 @@ def heartbeats(connection: Connection, beat: Callable[[], Heartbeat] = lambda: L
         yield
     finally:
         thread.stop()
+        # It holds what its beat speaks of.
+        thread.join(HEARTBEAT_S)
 
 
 def die_with_server() -> None:

@@ -91,9 +91,14 @@ class Service:
     def _handle(self, message: ToWorker) -> list[RowUpdate]:
         match message:
             case Submit():
+                log.debug(
+                    "row %d belongs to request %s: %d tokens",
+                    *(message.id, message.request_id, message.prompt_tokens),
+                )
                 try:
                     self._engine.scheduler.submit(message)
                 except RowRefusedError as error:
+                    log.info("row %d of request %s refused: %s", message.id, message.request_id, error)
                     return [RowUpdate(message.id, finish=FinishReason.ERROR, error=str(error))]
             case Cancel():
                 self._engine.scheduler.cancel(message.id)
