@@ -11,7 +11,11 @@ import typer
 from pomona import __version__
 from pomona.cli.config import config
 from pomona.cli.doctor import doctor
+from pomona.cli.errors import CommandError
 from pomona.cli.keys import keys
+from pomona.cli.models import models
+from pomona.cli.ps import ps
+from pomona.cli.run import run
 from pomona.cli.serve import serve
 from pomona.config.environment import TRACEBACK_VARIABLE
 from pomona.config.errors import SettingsError
@@ -26,8 +30,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(serve)
-app.command()(doctor)
+for command in (serve, run, ps, models, doctor):
+    app.command()(command)
 app.add_typer(config, name="config")
 app.add_typer(keys, name="keys")
 
@@ -51,7 +55,7 @@ def main() -> None:
     """Run the command line and exit."""
     try:
         app(prog_name="pomona")
-    except (ModelError, PomonaError, SettingsError) as error:
+    except (CommandError, ModelError, PomonaError, SettingsError) as error:
         _fail(str(error))
     except BrokenPipeError:
         # The reader of our output has gone. Python would complain once more when it flushes.

@@ -1,0 +1,74 @@
+"""A program in a pseudo-terminal: what a person would type, and what the person would see."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import sys
+import time
+from types import TracebackType
+
+TIMEOUT_S = 60
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
+
+
+class Terminal:
+    """`pomona ARGUMENTS` in a terminal of its own."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        self.seen = ""
+        self._at = 0
+        self.pid, self._master = pty.fork()
+        if self.pid == 0:
+            variables = {**os.environ, "TERM": "xterm", "COLUMNS": "200", **environment}
+            os.execve(sys.executable, [sys.executable, "-m", "pomona", *arguments], variables)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self._master)
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def expect(self, text: str) -> str:
+        """Wait for the text after what was expected before; what stood between the two."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while (found := self.seen.find(text, self._at)) < 0:
+            assert self._read(deadline), f"{text!r} never came; after {self.seen[self._at :]!r}"
+        between = self.seen[self._at : found]
+        self._at = found + len(text)
+        return between
+
+    def ask(self, line: str) -> None:
+        """Type a line at the prompt."""
+        self.expect(">>> ")
+        self.type(line + "\r")
+
+    def end(self) -> int:
+        """The exit status."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while self._read(deadline):
+            pass
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = 0
+        return os.waitstatus_to_exitcode(status)
+
+    def _read(self, deadline: float) -> bool:
+        if not select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return False
+        try:
+            data = os.read(self._master, 65536)
+        except OSError:  # Linux, when the program has ended
+            return False
+        self.seen += CONTROL.sub("", data.decode(errors="replace"))
+        return bool(data)
