@@ -116,7 +116,7 @@ class LimitedRequest(Request):
             async with asyncio.timeout(idle_s + limit / SLOWEST_BYTES_PER_S):
                 body = await _read_body(http, limit, idle_s)
         except TimeoutError:
-            http.keep_alive = False
+            _give_up(http)
             raise RequestTimeout("Request Timeout") from None
         if http.request_body:
             await _drain(http)
@@ -149,4 +149,10 @@ async def _drain(http: Any) -> None:
     except (TimeoutError, BadRequest):
         pass
     if http.request_body:
-        http.keep_alive = False
+        _give_up(http)
+
+
+def _give_up(http: Any) -> None:
+    """Close the connection after the reply, whatever is still to come."""
+    http.keep_alive = False
+    http.request_body = None
