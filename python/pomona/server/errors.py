@@ -55,11 +55,10 @@ class ShapedErrorHandler(ErrorHandler):
 def to_reply(request: Request, exception: BaseException) -> ErrorReply:
     reply = _to_reply(request, exception)
     if reply.status < 500:
-        # The path without its query, which is the client's text.
+        # Quoted: what the client sent must not write lines of its own.
         log.info(
-            "request %s: %s %s: %d %s: %s",
-            *(request_id(request), request.method, request.path[:MAX_PARAM_CHARACTERS]),
-            *(reply.status, reply.code, _cut(reply.message, MAX_MESSAGE_CHARACTERS)),
+            "request %s refused: %d %s: %r",
+            *(request_id(request), reply.status, reply.code, _cut(reply.message, MAX_MESSAGE_CHARACTERS)),
         )
     return replace(
         reply,

@@ -175,7 +175,9 @@ class _MeteredStream(RowStream):
         metrics.completion_tokens.inc(count)
         if self._token_at is None:
             metrics.first_token_s.observe(now - self._submitted_at)
-        else:
+            count -= 1
+            self._token_at = now
+        for _ in range(count):
             metrics.inter_token_s.observe((now - self._token_at) / count)
         self._token_at = now
 
