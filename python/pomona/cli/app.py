@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from pomona import __version__
+from pomona.cli.bench import bench
 from pomona.cli.config import config
 from pomona.cli.doctor import doctor
 from pomona.cli.errors import CommandError
@@ -30,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (serve, run, ps, models, doctor):
+for command in (serve, run, ps, models, bench, doctor):
     app.command()(command)
 app.add_typer(config, name="config")
 app.add_typer(keys, name="keys")

@@ -9,12 +9,14 @@ from pomona.config.errors import SettingsError
 from pomona.config.home import HOME_VARIABLE
 
 API_KEY_VARIABLE = "POMONA_API_KEY"
+VS_API_KEY_VARIABLE = "POMONA_VS_API_KEY"
 TRACEBACK_VARIABLE = "POMONA_TRACEBACK"
 
 # Variables that are no settings: no flag, no line in the file.
 OTHER_VARIABLES = {
     HOME_VARIABLE: "The folder for everything that pomona keeps. Default: ~/.pomona.",
     API_KEY_VARIABLE: "The key that `pomona run`, `bench` and `ps` send to a server.",
+    VS_API_KEY_VARIABLE: "The key that `pomona bench` sends to the server of --vs.",
     TRACEBACK_VARIABLE: "Set to see where an unexpected error came from.",
     "POMONA_CPU_VARIANT": "Forces an instruction set of the CPU kernels, such as avx2. For tests.",
     "POMONA_TEMPLATE_DIR": "A folder with more chat templates for the tests.",
