@@ -7,7 +7,8 @@ chunk; models read through gathered K/V get one call per row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -16,10 +17,12 @@ import numpy as np
 from pomona import _ops
 from pomona.kv.readers import ModelCaches, Reader, State
 from pomona.kv.row_states import StateBank, StockRows
-from pomona.link.messages import Sampling
+from pomona.link.messages import Sampling, TokenLogprobs
 from pomona.worker.head import WantedRows
+from pomona.worker.logprobs import LazyLogprobs, logprobs_of
+from pomona.worker.penalties import shape_rows
 from pomona.worker.sampler import Draw, sample
-from pomona.worker.scheduler import ScheduledRow, StepPlan
+from pomona.worker.scheduler import RowResult, ScheduledRow, StepPlan
 from pomona.worker.sequence import Int32Array
 
 CALL_ERRORS = (ValueError, TypeError, RuntimeError, IndexError)
@@ -43,12 +46,25 @@ class InFlight:
     """Rows whose call could not be built, by id."""
     dispatched_at: float
     completed: _ops.Moment
+    logprobs: list[tuple[list[int], LazyLogprobs]]
+    """Of the sampled tokens, for groups of rows that want them, by id."""
+    prompt_logprobs: dict[int, LazyLogprobs]
 
-    def read(self) -> dict[int, int]:
-        """Wait for the step; the sampled token of each row that wanted one, by row id."""
+    def read(self) -> dict[int, RowResult]:
+        """Wait for the step; what it gave each row of its calls, by row id."""
         values: list[int] = self.tokens.tolist()
         wanted = {s.row.id for s in self.plan.rows if s.wants_token}
-        return {row_id: values[i] for row_id, i in self.index.items() if row_id in wanted}
+        drawn: dict[int, TokenLogprobs] = {}
+        for row_ids, lazy in self.logprobs:
+            drawn.update(zip(row_ids, lazy.read(), strict=True))
+        return {
+            row_id: RowResult(
+                values[i] if row_id in wanted else None,
+                drawn.get(row_id),
+                self.prompt_logprobs[row_id].read() if row_id in self.prompt_logprobs else [],
+            )
+            for row_id, i in self.index.items()
+        }
 
 
 @dataclass(slots=True)
@@ -71,6 +87,8 @@ class Logits:
     """[rows, vocabulary]: each row's last token."""
     rows: list[ScheduledRow]
     errors: dict[int, Exception]
+    scores: dict[int, mx.array] = field(default_factory=dict)
+    """By row id: the logits at the positions in `ScheduledRow.scores`, where there are any."""
 
 
 class Runner:
@@ -102,13 +120,21 @@ class Runner:
         started = _ops.Moment.now()
         logits = self.forward(plan, previous)
         # Every row gets logits (a chunk in mid-prompt too): they are what makes MLX run its graph.
-        draws = [Draw(s.row.sampling, s.row.generated) if s.wants_token else UNUSED for s in logits.rows]
+        draws = [_draw(s, previous) if s.wants_token else UNUSED for s in logits.rows]
         completed = _ops.Moment()
-        tokens = sample(logits.values, draws) if draws else mx.zeros(0, mx.int32)
+        tokens = mx.zeros(0, mx.int32)
+        if draws:
+            shaped, errors = shape_rows(logits.values.astype(mx.float32), [draw.shape for draw in draws])
+            logits.errors.update({logits.rows[i].row.id: error for i, error in errors.items()})
+            tokens = sample(shaped, draws)
+        drawn, prompt = _drawn_logprobs(logits, tokens), _prompt_logprobs(logits)
+        scores = [
+            array for lazy in (*(lazy for _, lazy in drawn), *prompt.values()) for array in lazy.arrays()
+        ]
         tokens = _ops.stamp(tokens, completed)
-        mx.async_eval(tokens, *self._states.arrays([s.row.id for s in logits.rows]))
+        mx.async_eval(tokens, *scores, *self._states.arrays([s.row.id for s in logits.rows]))
         index = {s.row.id: i for i, s in enumerate(logits.rows)}
-        return InFlight(plan, tokens, index, logits.errors, started, completed)
+        return InFlight(plan, tokens, index, logits.errors, started, completed, drawn, prompt)
 
     def forward(self, plan: StepPlan, previous: InFlight | None) -> Logits:
         """Build all model calls of a step. A call of one row that fails is noted as that row's error."""
@@ -124,9 +150,16 @@ class Runner:
         # Only now: a call that fails must leave the rows' states as they were.
         for call, _, state in done:
             self._keep_state(call, state)
-        values = [logits for _, logits, _ in done]
+        values = [logits[: len(call.rows)] for call, logits, _ in done]
         joined = mx.concatenate(values) if values else mx.zeros((0, 1))
-        return Logits(joined, [s for call, _, _ in done for s in call.rows], errors)
+        scores = {}
+        for call, logits, _ in done:
+            at = len(call.rows)
+            for s in call.rows:
+                if s.scores:
+                    scores[s.row.id] = logits[at : at + len(s.scores)]
+                    at += len(s.scores)
+        return Logits(joined, [s for call, _, _ in done for s in call.rows], errors, scores)
 
     # ------------------------------------------------------------------ calls
 
@@ -142,18 +175,22 @@ class Runner:
         return [ModelCall(decode, packed=True), *calls] if decode else calls
 
     def _call(self, call: ModelCall, plan: StepPlan, previous: InFlight | None) -> mx.array:
-        """Logits [rows of the call, vocabulary]."""
+        """Logits [N, vocabulary]: of the last token of each row, then of the positions in their `scores`."""
         ids = self._token_ids(call, previous)
         positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in call.rows]).astype(
             np.int32
         )
         ids = ids[:, None] if call.packed else ids[None, :]
-        last = np.cumsum([s.count for s in call.rows]) - 1
+        ends = np.cumsum([s.count for s in call.rows])
+        scores = [
+            np.array(s.scores) - s.start + end - s.count for s, end in zip(call.rows, ends, strict=True)
+        ]
+        wanted = mx.array(np.concatenate([ends - 1, *scores]).astype(np.int32))
         if self._wanted is not None:
-            self._wanted.rows = mx.array(last.astype(np.int32))
+            self._wanted.rows = wanted
         logits: mx.array = self._model(ids, cache=self._bind(call, plan, positions))
         logits = logits.reshape(-1, logits.shape[-1])
-        return logits if self._wanted is not None else logits[mx.array(last.astype(np.int32))]
+        return logits if self._wanted is not None else logits[wanted]
 
     def _bind(self, call: ModelCall, plan: StepPlan, positions: Int32Array) -> list[Any]:
         """The `cache=` argument of a call."""
@@ -208,3 +245,41 @@ class Runner:
         return _ops.StepTable(
             self._block_size, tables, sequence, positions + 1, slots.astype(np.int32), copies
         )
+
+
+def _draw(s: ScheduledRow, previous: InFlight | None) -> Draw:
+    row = s.row
+    if row.shaper is None:
+        return Draw(row.sampling, row.generated)
+    unread = None
+    if row.unread:
+        assert previous is not None
+        place = previous.index[row.id]
+        unread = previous.tokens[place : place + 1]
+    answer = row.tokens.view(row.prompt_tokens)
+    return Draw(row.sampling, row.generated, partial(row.shaper.apply, answer=answer, unread=unread))
+
+
+def _drawn_logprobs(logits: Logits, tokens: mx.array) -> list[tuple[list[int], LazyLogprobs]]:
+    """Logprobs of the sampled tokens for the rows that want them; rows that want as many go together."""
+    groups: dict[int, list[int]] = {}
+    for i, s in enumerate(logits.rows):
+        if s.wants_token and s.row.sampling.logprobs is not None:
+            groups.setdefault(s.row.sampling.logprobs, []).append(i)
+    found = []
+    for top, places in groups.items():
+        at = mx.array(places)
+        row_ids = [logits.rows[i].row.id for i in places]
+        found.append((row_ids, logprobs_of(tokens[at], logits.values[at], top)))
+    return found
+
+
+def _prompt_logprobs(logits: Logits) -> dict[int, LazyLogprobs]:
+    found = {}
+    for s in logits.rows:
+        if s.scores:
+            assert s.row.prompt_logprobs is not None
+            targets = s.row.tokens.view(s.scores.start + 1, s.scores.stop + 1)
+            values = logits.scores[s.row.id]
+            found[s.row.id] = logprobs_of(mx.array(targets), values, s.row.prompt_logprobs)
+    return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,8 +15,9 @@ from pomona._core import OutOfBlocksError, StepPlanner, common_prefix
 from pomona.kv.readers import State
 from pomona.kv.row_states import RowStates
 from pomona.kv.store import KVStore
-from pomona.link.messages import FinishReason, RowUpdate, Submit
-from pomona.worker.sampler import FAILED
+from pomona.link.messages import FinishReason, RowUpdate, Submit, TokenLogprobs
+from pomona.worker.penalties import make_shaper
+from pomona.worker.sampler import FAILED, problem_with
 from pomona.worker.sequence import EMPTY, Int32Array, RowState, Sequence, TokenBuffer
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,24 @@ class ScheduledRow:
     wants_token: bool
     state: State | None = None
     """Recurrent state after a prefill chunk, filled in by the runner."""
+
+    @property
+    def scores(self) -> range:
+        """Positions whose logits give a logprob (of the next token) that the row still wants."""
+        if not self.row.wants_scores:
+            return range(0)
+        end = min(self.start + self.count, self.row.prompt_tokens - 1)
+        return range(max(self.start, self.row.scored), end)
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What a step has given for one row."""
+
+    token: int | None = None
+    logprobs: TokenLogprobs | None = None
+    """The token's, if the row wants them."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -101,14 +120,17 @@ class Scheduler:
         """Queue a row. Raises RowRefusedError when it can never run."""
         prompt = request.prompt()
         self._check(prompt, request)
+        stop_ids = frozenset(request.stop_ids)
         row = Sequence(
             id=request.id,
             tokens=TokenBuffer(prompt),
             prompt_tokens=len(prompt),
             max_tokens=min(request.max_tokens, self.limit_tokens - len(prompt)),
             sampling=request.sampling,
-            stop_ids=frozenset(request.stop_ids),
+            stop_ids=stop_ids,
             boundaries=self._boundaries(request, len(prompt)),
+            shaper=make_shaper(request.sampling, stop_ids, prompt, self._vocab_size),
+            prompt_logprobs=request.prompt_logprobs,
         )
         self._rows[row.id] = row
         self.waiting.append(row)
@@ -162,15 +184,15 @@ class Scheduler:
             scheduled.row.computed = scheduled.start + scheduled.count
             scheduled.row.unread += scheduled.wants_token
 
-    def complete(self, plan: StepPlan, tokens: dict[int, int]) -> list[RowUpdate]:
-        """Take in a step's tokens, by row id; rows that have ended since are passed over."""
+    def complete(self, plan: StepPlan, results: dict[int, RowResult]) -> list[RowUpdate]:
+        """Take in a step's results, by row id; rows that have ended since are passed over."""
         self._open_steps.remove(plan.step)
         self.store.pool.complete_step(plan.step)
         self.counters.steps += 1
         self.counters.computed_tokens += sum(scheduled.count for scheduled in plan.rows)
         self.counters.prefill_tokens += plan.prefill_tokens
         return [
-            self._advance(scheduled, tokens.get(scheduled.row.id))
+            self._advance(scheduled, results.get(scheduled.row.id, RowResult()))
             for scheduled in plan.rows
             if scheduled.row.state is RowState.RUNNING
         ]
@@ -198,6 +220,11 @@ class Scheduler:
                 f"the prompt has {len(prompt)} tokens and at most {self.limit_tokens - 1} fit; "
                 "shorten it, or give the server a larger KV pool if the model's context allows it"
             )
+        problem = problem_with(request.sampling, frozenset(request.stop_ids), self._vocab_size)
+        if problem is not None:
+            raise RowRefusedError(problem)
+        if request.prompt_logprobs is not None and request.prompt_logprobs < 0:
+            raise RowRefusedError("prompt_logprobs must not be negative")
 
     def _boundaries(self, request: Submit, prompt_tokens: int) -> tuple[int, ...]:
         """Where chunks must end so that a recurrent state can be kept.
@@ -223,7 +250,7 @@ class Scheduler:
         if not self.store.shared:
             return False
         tokens = row.tokens.view()
-        limit = len(tokens) - 1
+        limit = row.reusable
         cached = -1
         for other in self.running:
             if not other.prefilling:
@@ -242,7 +269,7 @@ class Scheduler:
     def _start(self, row: Sequence) -> bool:
         """Give a waiting row its cached prefix and a reservation; False when memory is short."""
         store, tokens = self.store, row.tokens.view()
-        prefix = store.match(tokens, len(tokens) - 1)
+        prefix = store.match(tokens, row.reusable)
         partial = prefix.tokens % store.block_size != 0
         reserved = self.planner.reservation(len(tokens), row.max_tokens - row.generated)
         need = reserved - len(prefix.blocks) + partial
@@ -340,8 +367,9 @@ class Scheduler:
 
     # ------------------------------------------------------------------ results
 
-    def _advance(self, scheduled: ScheduledRow, token: int | None) -> RowUpdate:
-        row = scheduled.row
+    def _advance(self, scheduled: ScheduledRow, result: RowResult) -> RowUpdate:
+        row, token = scheduled.row, result.token
+        row.scored += len(result.prompt_logprobs)
         row.confirmed = scheduled.start + scheduled.count
         finish: FinishReason | None = None
         fresh: list[int] = []
@@ -366,6 +394,8 @@ class Scheduler:
             prompt_done=min(row.confirmed, row.prompt_tokens),
             cached_tokens=row.cached or 0,
             finish=finish,
+            logprobs=[result.logprobs] if fresh and result.logprobs is not None else [],
+            prompt_logprobs=result.prompt_logprobs,
         )
 
     def _publish_progress(self, scheduled: ScheduledRow) -> None:

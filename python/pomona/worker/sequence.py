@@ -9,9 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pomona.link.messages import Sampling
+from pomona.worker.penalties import LogitShaper
 
 Int32Array = NDArray[np.int32]
 EMPTY = np.empty(0, np.int32)
+
+SCORED_CHUNK = 128
+"""Prompt tokens per step of a row that wants their logprobs: each needs a full row of logits."""
 
 
 class RowState(Enum):
@@ -46,7 +50,8 @@ class Sequence:
     """One row. Positions count from the start of the prompt.
 
     `computed` counts tokens whose K/V the dispatched steps write; `confirmed` those of completed steps.
-    Between dispatch and reading, a sampled token exists only on the device (`unread`).
+    Between dispatch and reading, a sampled token exists only on the device (`unread`). `scored` counts prompt
+    tokens whose logprobs have been sent.
     """
 
     id: int
@@ -56,6 +61,8 @@ class Sequence:
     sampling: Sampling
     stop_ids: frozenset[int]
     boundaries: tuple[int, ...] = ()
+    shaper: LogitShaper | None = None
+    prompt_logprobs: int | None = None
     state: RowState = RowState.WAITING
     table: Int32Array = field(default_factory=lambda: EMPTY)
     reserved: int = 0
@@ -65,6 +72,7 @@ class Sequence:
     cached: int | None = None
     """Tokens that others had computed when the row was first admitted."""
     unread: int = 0
+    scored: int = 0
 
     @property
     def pending(self) -> int:
@@ -89,4 +97,18 @@ class Sequence:
     def runnable(self) -> int:
         """Pending tokens that may run in one step: those up to the next boundary."""
         until = next((end - self.computed for end in self.boundaries if end > self.computed), self.pending)
-        return min(self.pending, until)
+        limit = SCORED_CHUNK if self.wants_scores else self.pending
+        return min(self.pending, until, limit)
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether logprobs of prompt tokens are still to be sent (the first token has none)."""
+        return self.prompt_logprobs is not None and self.scored < self.prompt_tokens - 1
+
+    @property
+    def reusable(self) -> int:
+        """Tokens that may come from the cache: the last one always runs, and so do those whose logits the
+        logprobs of the prompt need.
+        """
+        last = len(self.tokens) - 1
+        return min(last, self.scored) if self.wants_scores else last
