@@ -52,6 +52,24 @@ def test_nobody_waits_for_a_prefix_that_cannot_be_shared(tiny_model: Callable[[s
     run(engine, [])
 
 
+@pytest.mark.parametrize("chunk", [8, 64])
+def test_a_long_prefill_does_not_flood_the_snapshots(tiny_model: Callable[[str], Path], chunk: int) -> None:
+    """Of the states between message ends few stay: another session's must not be pushed out by them."""
+    hybrid = ModelUnderTest(tiny_model("qwen3_5"))
+    engine = hybrid.engine(chunk=chunk)
+    snapshots = engine.scheduler.store.snapshots
+    session, long = hybrid.prompt(60, seed=1), hybrid.prompt(1000, seed=2)
+    run(engine, [submission(1, session, 2)])
+    snapshots.limit_bytes = snapshots.nbytes // len(snapshots) * (len(snapshots) + 14)
+    run(engine, [submission(2, long, 2)])
+    again = run(engine, [submission(3, session, 4), submission(4, long, 4)])
+    assert again[3].cached == len(session) - 1
+    assert again[4].cached == len(long) - 1
+    fork = run(engine, [submission(5, [*long[:700], 7], 4)])[5]
+    assert fork.cached >= 512
+    hybrid.check([*long[:700], 7], fork.tokens)
+
+
 def test_failing_readers_leave_no_tracebacks_in_the_log(
     tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -110,9 +110,13 @@ class KVStore:
         """Make computed tokens visible to other rows; returns the row's table from now on."""
         return self.tree.insert(tokens, blocks) if self.shared else blocks
 
-    def publish_state(self, tokens: Int32Array, state: State) -> None:
-        """Keep the recurrent state at the end of the published prefix `tokens`."""
-        self.snapshots.add(tokens, state)
+    def publish_state(self, tokens: Int32Array, state: State) -> int:
+        """Keep the recurrent state at the end of the published `tokens`; its handle, 0 if not kept."""
+        return self.snapshots.add(tokens, state)
+
+    def drop_state(self, handle: int) -> None:
+        """Forget a state; it may have gone already."""
+        self.snapshots.drop(handle)
 
     def evict(self, blocks: int) -> None:
         """Free idle blocks, if there are as many, and forget the snapshots that went with them."""
@@ -138,20 +142,25 @@ class SnapshotStore:
     def get(self, handle: int) -> State:
         return self._states[handle]
 
-    def add(self, tokens: Int32Array, state: State) -> None:
+    def add(self, tokens: Int32Array, state: State) -> int:
         """Keep a state, unless its prefix is not cached in full or it is larger than the whole budget."""
         if _nbytes(state) > self.limit_bytes:
-            return
+            return 0
         handle = self._next
         replaced = self._tree.attach_snapshot(tokens, handle)
         if replaced < 0:
-            return
+            return 0
         self._next += 1
         self._states[handle] = state
         self.nbytes += _nbytes(state)
         if replaced:
             self.forget([replaced])
         self._trim()
+        return handle
+
+    def drop(self, handle: int) -> None:
+        if self._tree.drop_snapshot(handle):
+            self.forget([handle])
 
     def forget(self, handles: list[int]) -> None:
         for handle in handles:

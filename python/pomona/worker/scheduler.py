@@ -404,7 +404,17 @@ class Scheduler:
         if scheduled.start < row.prompt_tokens or row.confirmed - row.published >= self.store.block_size:
             self._publish(row)
             if scheduled.state is not None:
-                self.store.publish_state(row.tokens.view(0, row.confirmed), scheduled.state)
+                self._keep_state(scheduled, scheduled.state)
+
+    def _keep_state(self, scheduled: ScheduledRow, state: State) -> None:
+        """Hang a chunk's state on the tree. For good only at message ends and, between them, once per
+        doubling of the length: others serve an aborted prefill until the next chunk is done.
+        """
+        row = scheduled.row
+        handle = self.store.publish_state(row.tokens.view(0, row.confirmed), state)
+        self.store.drop_state(row.passing_state)
+        doubled = row.confirmed.bit_length() > scheduled.start.bit_length()
+        row.passing_state = 0 if doubled or row.confirmed in row.boundaries else handle
 
     def _publish(self, row: Sequence) -> None:
         if row.confirmed <= row.published:
@@ -431,3 +441,4 @@ class Scheduler:
         self.states.drop(row.id)
         row.table = EMPTY
         row.reserved = 0
+        row.passing_state = 0

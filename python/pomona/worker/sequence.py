@@ -72,6 +72,8 @@ class Sequence:
     cached: int | None = None
     """Tokens that others had computed when the row was first admitted."""
     unread: int = 0
+    passing_state: int = 0
+    """Handle of a snapshot that goes when the next chunk has left its own, or 0."""
     scored: int = 0
 
     @property
