@@ -25,11 +25,15 @@ MODEL = "org/tiny"
 class Server:
     """The process, its address, and clients for it."""
 
-    def __init__(self, folder: Path, mode: str = "ready", **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, mode: str = "ready", worker: dict[str, Any] | None = None, **settings: Any
+    ) -> None:
         defaults = {"port": 0, "keep_alive_s": 0.1, "max_body_bytes": 100_000, "shutdown_grace_s": 60.0}
         defaults["api_keys_file"] = str(folder / "keys.json")
         self.settings = ServeSettings(
-            model_name=MODEL, worker=WorkerOptions(model=str(folder)), **(defaults | settings)
+            model_name=MODEL,
+            worker=WorkerOptions(model=str(folder), **(worker or {})),
+            **(defaults | settings),
         )
         self.folder = folder
         self.process = subprocess.Popen(

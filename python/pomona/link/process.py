@@ -40,6 +40,8 @@ EXIT_WAIT_S = 2.0
 # For the step in flight and the store.
 STOP_WAIT_S = 10.0
 TERMINATE_WAIT_S = 3.0
+# A killed process is gone as soon as the kernel lets go of it.
+KILL_WAIT_S = 10.0
 # For the last lines of its output.
 OUTPUT_WAIT_S = 1.0
 
@@ -200,12 +202,12 @@ async def _wait(process: asyncio.subprocess.Process, timeout_s: float) -> int | 
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    for sig in (signal.SIGTERM, signal.SIGKILL):
+    for sig, wait_s in ((signal.SIGTERM, TERMINATE_WAIT_S), (signal.SIGKILL, KILL_WAIT_S)):
         if process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(sig)
-        await _wait(process, TERMINATE_WAIT_S)
+        await _wait(process, wait_s)
 
 
 def _describe_exit(code: int) -> str:
