@@ -374,7 +374,7 @@ def test_a_server_can_be_stopped_while_its_worker_is_away(folder: Path) -> None:
     with serve(folder, *FLAGS, "--restart-backoff-s", "600") as server:
         os.kill(server.worker_pid(), signal.SIGKILL)
         assert "restarted" in await_red(server).json()["reason"]
-        assert int(ask(server, "Anyone?").headers["retry-after"]) > 10
+        assert int(ask(server, "Anyone?").headers["retry-after"]) > 300
         server.process.terminate()
         assert server.process.wait(60) == 0
 

@@ -24,6 +24,11 @@ def test_the_wait_doubles_up_to_a_limit() -> None:
     assert [budget.take(0) for _ in range(80)][-1] == BACKOFF_LIMIT_S
 
 
+def test_a_longer_wait_is_kept_as_it_is() -> None:
+    budget = RestartBudget(RestartPolicy(backoff_s=600, limit=100), Clock())
+    assert [budget.take(0) for _ in range(3)] == [600, 600, 600]
+
+
 def test_a_worker_that_has_served_starts_the_wait_anew() -> None:
     budget = RestartBudget(RestartPolicy(backoff_s=1, limit=100), Clock())
     served = [0, STABLE_S - 1, STABLE_S, 0]

@@ -47,7 +47,7 @@ def test_clients_are_told_when_to_come_back(start_server: StartServer) -> None:
     assert "It is being restarted." in await_state(server, 503)
     reply = server.post("say hi")
     assert reply.status_code == 503
-    assert int(reply.headers["retry-after"]) > 20
+    assert int(reply.headers["retry-after"]) > 300
     assert "It is being restarted." in reply.json()["error"]["message"]
     assert server.http.get("/v1/models").json()["data"][0]["id"] == MODEL
     assert server.terminate()[0] == 0

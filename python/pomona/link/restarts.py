@@ -16,7 +16,7 @@ BACKOFF_LIMIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    backoff_s: float = 0.5  # before the first restart; doubled for each further one
+    backoff_s: float = 1.0  # before the first restart; doubled for each further one
     limit: int = 5  # restarts within WINDOW_S
 
 
@@ -44,4 +44,5 @@ class RestartBudget:
         if len(self._losses) > self._policy.limit:
             return None
         doublings = min(self._in_a_row - 1, 64)
-        return float(min(self._policy.backoff_s * 2**doublings, BACKOFF_LIMIT_S))
+        base_s = self._policy.backoff_s
+        return float(min(base_s * 2**doublings, max(base_s, BACKOFF_LIMIT_S)))
