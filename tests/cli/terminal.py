@@ -1,4 +1,4 @@
-"""A program in a pseudo-terminal: what a person would type, and what the person would see."""
+"""pomona in a process of its own: with a pseudo-terminal, as a person uses it, or with pipes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pty
 import re
 import select
 import signal
+import subprocess
 import sys
 import time
 from types import TracebackType
@@ -72,3 +73,14 @@ class Terminal:
             return False
         self.seen += CONTROL.sub("", data.decode(errors="replace"))
         return bool(data)
+
+
+def command(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """`pomona ARGUMENTS` with pipes."""
+    return subprocess.run(
+        [sys.executable, "-m", "pomona", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )

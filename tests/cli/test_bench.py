@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.test_run import command
+from tests.cli.terminal import command
 from tests.e2e.server import serve
 
 from pomona.cli.bench.measure import Sample, decode_tokens_per_s

@@ -13,8 +13,7 @@ import pytest
 from tests.tiny_models import tiny_model as build_tiny_model
 
 from pomona import __version__
-from pomona.cli import doctor, main
-from pomona.cli.doctor import State, check_worker
+from pomona.cli import main
 from pomona.cli.progress import shown_progress
 from pomona.config import ServeSettings, WorkerOptions
 from pomona.config.environment import TRACEBACK_VARIABLE
@@ -125,62 +124,3 @@ def test_progress_without_a_terminal_is_a_line_per_stage(capsys: pytest.CaptureF
         for progress in (Progress("reading"), Progress("converting", 1, 2), Progress("converting", 2, 2)):
             report(progress)
     assert capsys.readouterr().err == "pomona: preparing: reading\npomona: preparing: converting\n"
-
-
-# ------------------------------------------------------------------------------------------- doctor
-
-
-def test_doctor_counts_failures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(doctor, "SELFTEST", "pomona.no_such_selftest")
-    assert run(monkeypatch, "doctor") == 1
-    out = capsys.readouterr().out
-    assert "failed   engine: the self-test is not available or crashed" in out
-    assert "1 problem found" in out
-    for what in ("pomona", "system", "memory", "embedded model", "port 8642", "folder"):
-        assert f" {what}: " in out
-
-
-def test_doctor_names_a_port_in_use() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        finding = doctor._check_port("127.0.0.1", held.getsockname()[1])
-    assert finding.state is State.WARNING
-    assert "serve --port" in finding.detail
-
-
-def test_doctor_needs_a_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor._check_disk(tmp_path / "a" / "b").state is State.OK
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert doctor._check_disk(tmp_path / "a" / "b").state is State.FAILED
-
-
-@pytest.mark.parametrize(
-    ("script", "expected"),
-    [
-        (
-            """print('noise')
-print('{"device": "Device(cpu, 0)", "mlx": "1.2", "kernels": "avx2", "blas": "fast"}')
-print('{"check": "attention", "problem": ""}')""",
-            [
-                (State.OK, "engine", "mlx 1.2, Device(cpu, 0), kernels avx2"),
-                (State.OK, "matrix products", "fast"),
-                (State.OK, "attention", "works"),
-            ],
-        ),
-        (
-            """import sys; print('{"check": "attention", "problem": "differs"}'); sys.exit(1)""",
-            [(State.FAILED, "attention", "differs")],
-        ),
-        (
-            """raise ImportError("no _ops")""",
-            [
-                (
-                    State.FAILED,
-                    "engine",
-                    "the self-test is not available or crashed (ImportError: no _ops); install pomona again",
-                )
-            ],
-        ),
-    ],
-)
-def test_doctor_reads_the_self_test(script: str, expected: list[tuple[State, str, str]]) -> None:
-    assert [tuple(finding) for finding in check_worker([sys.executable, "-c", script])] == expected

@@ -7,16 +7,13 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests import tiny_tokenizer
-from tests.cli.terminal import Terminal
+from tests.cli.terminal import Terminal, command
 from tests.server.conftest import Server
-
-READY_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -142,16 +139,6 @@ def test_the_history_comes_back(server: Server, home: Path) -> None:
         terminal.type("\x1b[A\r")
         terminal.expect("reused]")
         assert "an old line" in terminal.seen
-
-
-def command(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pomona", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=READY_S,
-    )
 
 
 def test_without_a_terminal_standard_input_is_one_question(server: Server) -> None:

@@ -112,9 +112,8 @@ def _single_row(position: int) -> _ops.StepTable:
 
 def main() -> int:
     """Print one line per check: {"check", "problem"}, after one with the device."""
-    print(
-        json.dumps({"device": str(mx.default_device()), "mlx": mx.__version__, "kernels": _ops.cpu_variant()})
-    )
+    device = {"device": str(mx.default_device()), "mlx": mx.__version__, "kernels": _ops.cpu_variant()}
+    print(json.dumps(device | {"blas": blas.load()}))
     failed = False
     for name, check in CHECKS.items():
         problem = check()
