@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from tests.worker.harness import ModelUnderTest, run, submission
 
 from pomona.config import WorkerOptions
-from pomona.worker import model
+from pomona.link.messages import Sampling
+from pomona.worker import model, runner
+from pomona.worker.sampler import Draw, sample
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +85,43 @@ def test_failing_readers_leave_no_tracebacks_in_the_log(
 def test_snapshots_have_their_share_of_the_memory_asked_for(tiny_model: Callable[[str], Path]) -> None:
     options = WorkerOptions(model=str(tiny_model("mamba2")), kv_memory_bytes=4_000_000)
     assert model.load(options).store.snapshots.limit_bytes == 1_000_000
+
+
+def test_a_step_that_fails_in_sampling_leaves_recurrent_states_as_they_were(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are run again one by one, from the states they had before."""
+    hybrid = ModelUnderTest(tiny_model("qwen3_5"))
+    calls = 0
+
+    def fail_once(logits: mx.array, draws: list[Draw]) -> mx.array:
+        nonlocal calls
+        calls += 1
+        if calls == 8:
+            raise ValueError("sampling")
+        return sample(logits, draws)
+
+    monkeypatch.setattr(runner, "sample", fail_once)
+    prompts = [hybrid.prompt(30, seed=1), hybrid.prompt(25, seed=2)]
+    requests = [submission(i, prompt, 12) for i, prompt in enumerate(prompts)]
+    answers = run(hybrid.engine(), requests, allowed_failures=1)
+    for i, prompt in enumerate(prompts):
+        assert answers[i].error is None
+        hybrid.check(prompt, answers[i].tokens)
+
+
+def test_a_row_that_always_fails_in_sampling_ends_alone(
+    subject: ModelUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_seed_13(logits: mx.array, draws: list[Draw]) -> mx.array:
+        if any(draw.sampling.seed == 13 for draw in draws):
+            raise ValueError("sampling")
+        return sample(logits, draws)
+
+    monkeypatch.setattr(runner, "sample", fail_seed_13)
+    good = subject.prompt(30, seed=1)
+    bad = submission(2, subject.prompt(25, seed=2), 12, sampling=Sampling(temperature=0.0, seed=13))
+    answers = run(subject.engine(), [submission(1, good, 12), bad], arrivals=[0, 3], allowed_failures=1)
+    assert "sampling" in (answers[2].error or "")
+    assert answers[1].error is None
+    subject.check(good, answers[1].tokens)

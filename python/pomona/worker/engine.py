@@ -58,7 +58,7 @@ class Engine:
                 self.failed_steps += 1
         updates += self._complete(previous)
         if self._in_flight is not None:
-            updates += self._fail_rows(self._in_flight)
+            updates += self._fail_rows(self._in_flight.errors)
         if plan is not None and failed:
             updates += self._isolate(plan)
         if not self.look_ahead:
@@ -89,18 +89,23 @@ class Engine:
         self.scheduler.planner.observe(plan.prefill_tokens, plan.decode_rows, seconds)
         return self.scheduler.complete(plan, tokens)
 
-    def _fail_rows(self, in_flight: InFlight) -> list[RowUpdate]:
-        """End the rows of a step whose calls could not be built."""
-        for row_id, error in in_flight.errors.items():
+    def _fail_rows(self, errors: dict[int, Exception]) -> list[RowUpdate]:
+        """End the rows (by id) whose part of a step could not be built."""
+        for row_id, error in errors.items():
             log.error("row %d could not run", row_id, exc_info=error)
-        return self.scheduler.fail_rows(in_flight.errors)
+        return self.scheduler.fail_rows(errors)
 
     def _isolate(self, plan: StepPlan) -> list[RowUpdate]:
         """Run the rows of a step that could not be built one by one, so that only the guilty one ends."""
         updates: list[RowUpdate] = []
         for scheduled in plan.rows:
-            if scheduled.row.state is RowState.RUNNING:
+            if scheduled.row.state is not RowState.RUNNING:
+                continue
+            try:
                 in_flight = self._dispatch(replace(plan, rows=[scheduled]), None)
-                updates += self._fail_rows(in_flight) + self._complete(in_flight)
+            except CALL_ERRORS as error:
+                updates += self._fail_rows({scheduled.row.id: error})
+            else:
+                updates += self._fail_rows(in_flight.errors) + self._complete(in_flight)
         self.scheduler.abandon(plan)
         return updates

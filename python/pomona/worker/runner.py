@@ -89,6 +89,8 @@ class Logits:
     errors: dict[int, Exception]
     scores: dict[int, mx.array] = field(default_factory=dict)
     """By row id: the logits at the positions in `ScheduledRow.scores`, where there are any."""
+    states: list[tuple[ModelCall, State]] = field(default_factory=list)
+    """Recurrent states after each call."""
 
 
 class Runner:
@@ -118,7 +120,7 @@ class Runner:
         Raises one of CALL_ERRORS when a call of several rows could not be built; nothing has run then.
         """
         started = _ops.Moment.now()
-        logits = self.forward(plan, previous)
+        logits = self._build(plan, previous)
         # Every row gets logits (a chunk in mid-prompt too): they are what makes MLX run its graph.
         draws = [_draw(s, previous) if s.wants_token else UNUSED for s in logits.rows]
         completed = _ops.Moment()
@@ -132,11 +134,18 @@ class Runner:
             array for lazy in (*(lazy for _, lazy in drawn), *prompt.values()) for array in lazy.arrays()
         ]
         tokens = _ops.stamp(tokens, completed)
+        self._keep_states(logits)
         mx.async_eval(tokens, *scores, *self._states.arrays([s.row.id for s in logits.rows]))
         index = {s.row.id: i for i, s in enumerate(logits.rows)}
         return InFlight(plan, tokens, index, logits.errors, started, completed, drawn, prompt)
 
     def forward(self, plan: StepPlan, previous: InFlight | None) -> Logits:
+        """All model calls of a step, without sampling."""
+        logits = self._build(plan, previous)
+        self._keep_states(logits)
+        return logits
+
+    def _build(self, plan: StepPlan, previous: InFlight | None) -> Logits:
         """Build all model calls of a step. A call of one row that fails is noted as that row's error."""
         done: list[tuple[ModelCall, mx.array, State]] = []
         errors: dict[int, Exception] = {}
@@ -147,9 +156,6 @@ class Runner:
                 if len(call.rows) > 1:
                     raise
                 errors[call.rows[0].row.id] = error
-        # Only now: a call that fails must leave the rows' states as they were.
-        for call, _, state in done:
-            self._keep_state(call, state)
         values = [logits[: len(call.rows)] for call, logits, _ in done]
         joined = mx.concatenate(values) if values else mx.zeros((0, 1))
         scores = {}
@@ -159,7 +165,13 @@ class Runner:
                 if s.scores:
                     scores[s.row.id] = logits[at : at + len(s.scores)]
                     at += len(s.scores)
-        return Logits(joined, [s for call, _, _ in done for s in call.rows], errors, scores)
+        rows = [s for call, _, _ in done for s in call.rows]
+        return Logits(joined, rows, errors, scores, [(call, state) for call, _, state in done])
+
+    def _keep_states(self, logits: Logits) -> None:
+        """Only once the whole step has been built: what fails must leave the rows' states as they were."""
+        for call, state in logits.states:
+            self._keep_state(call, state)
 
     # ------------------------------------------------------------------ calls
 
