@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -18,6 +20,8 @@ from pomona.link.messages import FinishReason, RowUpdate, Sampling, Submit
 from pomona.server.metrics import Metrics, Worker
 
 Samples = dict[str, float]
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 # All of docs/metrics.md, without what histograms add to their names.
 NAMES = {
@@ -80,9 +84,9 @@ def test_rows_and_tokens(used: tuple[Samples, str]) -> None:
     counted = used[0]
     ended = {
         reason: counted.get(f"pomona_rows_ended_total{{finish={reason}}}")
-        for reason in ("stop", "length", "error", "cancelled")
+        for reason in ("stop", "length", "error", "closed")
     }
-    assert ended == {"stop": 2, "length": 1, "error": 1, "cancelled": None}
+    assert ended == {"stop": 2, "length": 1, "error": 1, "closed": None}
     assert counted["pomona_prompt_tokens_cached_total"] == 3 * CACHED_TOKENS
     assert counted["pomona_prompt_tokens_total"] > 3 * CACHED_TOKENS
     tokens = counted["pomona_completion_tokens_total"]
@@ -107,7 +111,9 @@ def test_the_names(used: tuple[Samples, str]) -> None:
     for line in used[1].splitlines():
         if line.startswith("# TYPE "):
             named.add(line.split()[2].removeprefix("pomona_"))
-    assert {name for name in named if not name.endswith("_created")} == NAMES
+    assert named == NAMES
+    documented = re.findall(r"^\| `pomona_(\w+)`", DOCUMENT.read_text(), re.MULTILINE)
+    assert sorted(documented) == sorted(NAMES)
 
 
 def test_a_cancelled_row(start_server: StartServer) -> None:
@@ -115,7 +121,7 @@ def test_a_cancelled_row(start_server: StartServer) -> None:
     with server.connect("hang"):
         while not scrape(server)["pomona_rows{state=running}"]:
             pass
-    while (counted := scrape(server)).get("pomona_rows_ended_total{finish=cancelled}") != 1:
+    while (counted := scrape(server)).get("pomona_rows_ended_total{finish=closed}") != 1:
         pass
     assert "pomona_time_to_first_token_seconds_count" in counted
     assert counted["pomona_time_to_first_token_seconds_count"] == 0
@@ -217,4 +223,4 @@ def test_a_lost_row_ends_once(step: str) -> None:
     row.close()
     counted = samples(metrics.render().decode())
     assert counted["pomona_rows_ended_total{finish=lost}"] == 1
-    assert "pomona_rows_ended_total{finish=cancelled}" not in counted
+    assert "pomona_rows_ended_total{finish=closed}" not in counted

@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -28,12 +34,16 @@ QUEUE_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600)
 ROW_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 
 # How a row ends besides the worker's own reasons.
-CANCELLED = "cancelled"  # by the client, or by the server at a stop string
+CLOSED = "closed"  # by the server: a stop string, a deadline, or a client that has gone
 LOST = "lost"  # with its worker
 # A request's labels where it names none of ours: what clients send must not make new series.
 NO_ROUTE = "none"
 OTHER_METHOD = "other"
 METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE")
+
+
+# A time stamp beside every counter, which only another format than ours has a use for.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Health(Protocol):
@@ -155,7 +165,7 @@ class _MeteredStream(RowStream):
         return update
 
     def close(self) -> None:
-        self._end(CANCELLED)
+        self._end(CLOSED)
         self._stream.close()
 
     def _see(self, update: RowUpdate) -> None:
