@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import struct
 
 import msgspec
 
 LENGTH = struct.Struct("<I")
-MAX_FRAME_BYTES = 1 << 30
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -45,13 +43,3 @@ class FrameBuffer:
             frames.append(bytes(self._data[LENGTH.size : end]))
             del self._data[:end]
         return frames
-
-
-def receive(sock: socket.socket, buffer: FrameBuffer, timeout_s: float | None) -> list[bytes] | None:
-    """Frames that have arrived, waiting up to `timeout_s` for the first; None when the peer has closed."""
-    sock.settimeout(timeout_s)
-    try:
-        data = sock.recv(1 << 20)
-    except (TimeoutError, BlockingIOError):
-        return []
-    return buffer.feed(data) if data else None

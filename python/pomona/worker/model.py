@@ -26,6 +26,8 @@ KV_SHARE_OF_MEMORY = 0.25
 SNAPSHOT_SHARE = 0.25
 MAX_POOL_TOKENS = 1 << 22
 DEFAULT_CONTEXT = 8192
+# Memory limits of a container, version 2 and 1 ("max" or a huge number: none).
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 class ModelLoadError(Exception):
@@ -123,7 +125,12 @@ def snapshot_bytes(options: WorkerOptions, layout: CacheLayout) -> int:
 
 
 def machine_memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Memory this process may use: the machine's, or its container's where that is less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [
+        int(text) for path in CGROUP_LIMITS if path.exists() and (text := path.read_text().strip()).isdigit()
+    ]
+    return min([machine, *limits])
 
 
 def dtype_name(layout: CacheLayout) -> str:
