@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 from tests import tiny_models
 
@@ -12,6 +13,10 @@ from pomona.models import ModelError, resolve_model
 from pomona.worker import blas
 
 blas.load()  # as a worker does; before any test module imports mlx
+
+# How long an example takes says more about the machine's other work than about us.
+hypothesis.settings.register_profile("pomona", deadline=None)
+hypothesis.settings.load_profile("pomona")
 
 
 @pytest.fixture(scope="session")

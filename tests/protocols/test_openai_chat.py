@@ -1,5 +1,6 @@
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pomona.conversation.conversation import GenerationRequest, Message, Role, TextPart
+from pomona.conversation.conversation import Conversation, GenerationRequest, Message, Role, TextPart
 from pomona.conversation.errors import InvalidRequestError, RowFailedError, UnsupportedParameterError
 from pomona.conversation.events import (
     Event,
@@ -17,17 +18,12 @@ from pomona.conversation.events import (
     Started,
     StopReason,
     TextDelta,
+    TokenLogprob,
     Usage,
 )
-from pomona.protocols.openai_chat import (
-    KEEP_ALIVE,
-    ChatRequest,
-    ReplyHead,
-    StreamWriter,
-    collect,
-    to_generation,
-)
+from pomona.protocols.openai_chat import ChatRequest, StreamWriter, collect, to_generation
 from pomona.protocols.openai_unsupported import CHAT_FIELDS, MESSAGE_FIELDS
+from pomona.protocols.openai_wire import KEEP_ALIVE, ReplyHead
 from pomona.protocols.validation import field_path, parse_body
 
 HEAD = ReplyHead('a "model"', "chatcmpl-1", 7)
@@ -40,7 +36,9 @@ def generation(**fields: Any) -> GenerationRequest:
 
 
 def messages(*given: Any) -> tuple[Message, ...]:
-    return generation(messages=list(given)).conversation.messages
+    (source,) = generation(messages=list(given)).sources
+    assert isinstance(source, Conversation)
+    return source.messages
 
 
 # ---------------------------------------------------------------- requests
@@ -62,13 +60,23 @@ def test_roles_and_parts() -> None:
     )
 
 
-def test_limits_and_sampling() -> None:
-    request = generation(temperature=0, top_p=1, seed=-3, max_tokens=5)
-    assert (request.temperature, request.top_p, request.seed, request.max_tokens) == (0, 1, -3, 5)
-    assert generation(max_tokens=5, max_completion_tokens=6).max_tokens == 6
-    silent = generation(temperature=None, top_p=None, seed=None, max_tokens=None)
-    assert silent == generation()
-    assert (silent.temperature, silent.top_p, silent.seed, silent.max_tokens) == (None,) * 4
+def test_max_tokens_by_both_names() -> None:
+    assert generation(max_tokens=5).stop.max_tokens == 5
+    assert generation(max_tokens=5, max_completion_tokens=6).stop.max_tokens == 6
+
+
+def test_null_is_silence() -> None:
+    fields = {*ChatRequest.model_fields, *CHAT_FIELDS} - {"model", "messages"}
+    assert generation(**dict.fromkeys(fields)) == generation()
+
+
+def test_logprobs() -> None:
+    assert generation().logprobs is generation(logprobs=False, top_logprobs=0).logprobs is None
+    assert generation(logprobs=True).logprobs == 0
+    assert generation(logprobs=True, top_logprobs=20).logprobs == 20
+    with pytest.raises(InvalidRequestError) as caught:
+        generation(top_logprobs=1)
+    assert caught.value.param == "top_logprobs"
 
 
 @pytest.mark.parametrize(
@@ -99,18 +107,6 @@ UNSUPPORTED_VALUES: dict[str, Any] = {
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
     "response_format": {"type": "json_object"},
-    "stop": "x",
-    "stop_token_ids": [1],
-    "ignore_eos": True,
-    "n": 2,
-    "logprobs": True,
-    "top_logprobs": 3,
-    "logit_bias": {"5": 1},
-    "presence_penalty": 0.5,
-    "frequency_penalty": -1,
-    "repetition_penalty": 1.1,
-    "top_k": 40,
-    "min_p": 0.05,
     "reasoning_effort": "low",
     "chat_template_kwargs": {"enable_thinking": False},
     "modalities": ["text", "audio"],
@@ -126,12 +122,6 @@ def test_known_fields_without_an_effect_yet_are_refused(name: str) -> None:
     assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
     for value in (None, *CHAT_FIELDS[name].no_effect):
         assert generation(**{name: value}) == generation()
-
-
-@pytest.mark.parametrize(("name", "value"), [("n", True), ("logprobs", 0), ("presence_penalty", False)])
-def test_true_is_not_one(name: str, value: Any) -> None:
-    with pytest.raises(UnsupportedParameterError):
-        generation(**{name: value})
 
 
 @pytest.mark.parametrize("name", MESSAGE_FIELDS)
@@ -198,17 +188,66 @@ def test_an_error_after_the_start() -> None:
 
 @given(st.text())
 def test_any_text_survives_any_way_to_cut_lines(text: str) -> None:
-    data = StreamWriter(HEAD, False).write(TextDelta(text))
+    writer = StreamWriter(HEAD, False)
+    writer.write(Started(5))
+    data = writer.write(TextDelta(text))
     assert parse(data)["choices"][0]["delta"]["content"] == text
     assert len(data.decode().splitlines()) == 2
 
 
-def fold(*events: Event) -> dict[str, Any]:
+def test_choices_end_together() -> None:
+    """Each has its first and last chunk; usage and [DONE] come after the last of them."""
+    writer = StreamWriter(HEAD, include_usage=True)
+    events = [
+        *(Started(5, 0), Started(5, 1)),
+        *(TextDelta("b", 1), TextDelta("a", 0)),
+        *(Finished(StopReason.STOP, Usage(0, 1), 1), Finished(StopReason.LENGTH, Usage(5, 2), 0)),
+    ]
+    data = b"".join(map(writer.write, events)).decode().split("\n\n")
+    assert data[-2:] == ["data: [DONE]", ""]
+    chunks = [json.loads(line[6:]) for line in data[:-2]]
+    assert [chunk["choices"][0]["index"] for chunk in chunks[:-1]] == [0, 1, 1, 0, 1, 0]
+    assert chunks[-1]["usage"]["completion_tokens"] == 3
+    assert chunks[-1]["usage"]["prompt_tokens"] == 5
+
+
+LOGPROBS = (
+    TokenLogprob(b"a", -0.5, ((b"a", -0.5), (b"\xf0\x9f", -math.inf)), 0),
+    TokenLogprob(b"\xf0\x9f", -1.5, (), 1),
+)
+
+
+def test_logprobs_have_bytes() -> None:
+    writer = StreamWriter(HEAD, False)
+    writer.write(Started(5))
+    choice = parse(writer.write(TextDelta("a", 0, LOGPROBS)))["choices"][0]
+    assert choice["delta"] == {"content": "a"}
+    assert choice["logprobs"] == {
+        "content": [
+            {
+                "token": "a",
+                "logprob": -0.5,
+                "bytes": [97],
+                "top_logprobs": [
+                    {"token": "a", "logprob": -0.5, "bytes": [97]},
+                    {"token": "\ufffd", "logprob": -9999.0, "bytes": [240, 159]},
+                ],
+            },
+            {"token": "\ufffd", "logprob": -1.5, "bytes": [240, 159], "top_logprobs": []},
+        ],
+        "refusal": None,
+    }
+    folded = fold(Started(5), TextDelta("a", 0, LOGPROBS), END, logprobs=True)
+    assert folded["choices"][0]["logprobs"] == choice["logprobs"]
+    assert fold(Started(5), END, logprobs=True)["choices"][0]["logprobs"] == {"content": [], "refusal": None}
+
+
+def fold(*events: Event, logprobs: bool = False) -> dict[str, Any]:
     async def source() -> AsyncIterator[Event]:
         for event in events:
             yield event
 
-    return dict(json.loads(asyncio.run(collect(HEAD, source()))))
+    return dict(json.loads(asyncio.run(collect(HEAD, source(), logprobs))))
 
 
 @given(st.lists(st.text(max_size=5), max_size=5))

@@ -9,6 +9,7 @@ from pomona.conversation.errors import (
     ModelNotFoundError,
     OverloadedError,
     PomonaError,
+    RequestTimeoutError,
     RowFailedError,
     ShuttingDownError,
     UnsupportedParameterError,
@@ -27,6 +28,7 @@ from pomona.protocols.openai_errors import error_reply, http_error_reply
         (OverloadedError("m"), 429, "overloaded", None),
         (ShuttingDownError(), 503, "unavailable", None),
         (WorkerLostError("m"), 503, "unavailable", None),
+        (RequestTimeoutError(2.5), 408, "request_timeout", None),
         (RowFailedError("m"), 500, "generation_failed", None),
         (ModelLoadError("m"), 500, "internal_error", None),
     ],
@@ -43,6 +45,7 @@ def test_only_what_may_succeed_later_is_retried() -> None:
     """Clients retry 408, 409, 429 and from 500 on."""
     assert error_reply(WorkerLostError("m")).headers == {"retry-after": "5"}
     assert error_reply(OverloadedError("m")).headers == {"retry-after": "5"}
+    assert error_reply(RequestTimeoutError(1)).headers == {"x-should-retry": "false"}
     assert error_reply(RowFailedError("m")).headers == {"x-should-retry": "false"}
 
 

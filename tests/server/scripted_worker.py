@@ -134,7 +134,8 @@ class ScriptedWorker:
             case "die":
                 os._exit(7)
             case "sampling":
-                values = msgspec.to_builtins(row.sampling) | {"max_tokens": row.max_tokens}
+                values = {name: getattr(row.sampling, name) for name in row.sampling.__struct_fields__}
+                values["max_tokens"] = row.max_tokens
                 self._say(row, json.dumps(values))
             case _:
                 raise ValueError(f"unknown command {command!r}")

@@ -93,8 +93,27 @@ def sampling(server: Server, **fields: Any) -> dict[str, Any]:
 
 
 def test_sampling_reaches_the_worker(server: Server) -> None:
-    given = sampling(server, temperature=0.5, top_p=0.9, seed=-1, max_tokens=1000)
-    assert given == {"temperature": 0.5, "top_p": 0.9, "seed": 2**63 - 1, "max_tokens": 1000}
+    fields = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": -2.0,
+        "frequency_penalty": 0.25,
+        "min_tokens": 3,
+    }
+    given = sampling(server, **fields, seed=-1, max_tokens=1000, logit_bias={"5": -100, "7": 0.5})
+    assert given == fields | {
+        "seed": 2**63 - 1,
+        "max_tokens": 1000,
+        "logit_bias": {"5": -100, "7": 0.5},
+        "logprobs": None,
+    }
+
+
+def test_minus_one_is_all_tokens_too(server: Server) -> None:
+    assert sampling(server, top_k=-1)["top_k"] == 0
 
 
 def test_what_is_not_said_is_the_model_s_default(server: Server) -> None:

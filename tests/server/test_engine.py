@@ -9,12 +9,19 @@ import msgspec
 import pytest
 from tests.server.scripted_worker import INFO
 
-from pomona.conversation.conversation import Conversation, GenerationRequest, Message, Role, TextPart
+from pomona.conversation.conversation import (
+    Conversation,
+    GenerationRequest,
+    Message,
+    Role,
+    StopOptions,
+    TextPart,
+)
 from pomona.conversation.errors import ContextLengthError, PomonaError, RowFailedError, WorkerLostError
 from pomona.conversation.events import Event, Failed, Finished, Heartbeat, Started, StopReason, TextDelta
 from pomona.link.client import RowStream
 from pomona.link.messages import FinishReason, ModelInfo, RowUpdate, Submit
-from pomona.server.engine import Engine, Worker
+from pomona.server.engine import Engine, Limits, Worker
 from pomona.text.model_text import ModelText
 
 Script = list[RowUpdate | PomonaError]
@@ -54,8 +61,12 @@ def ids(text: ModelText) -> Callable[[str], list[int]]:
     return lambda string: text.tokenizer.encode(string).ids
 
 
+def conversation(content: str) -> Conversation:
+    return Conversation((Message(Role.USER, (TextPart(content),)),))
+
+
 def request(content: str = "hi", **fields: Any) -> GenerationRequest:
-    return GenerationRequest(Conversation((Message(Role.USER, (TextPart(content),)),)), **fields)
+    return GenerationRequest((conversation(content),), **fields)
 
 
 def events_of(engine: Engine, request_: GenerationRequest, limit: int = 1000) -> list[Event]:
@@ -72,7 +83,7 @@ def events_of(engine: Engine, request_: GenerationRequest, limit: int = 1000) ->
 
 
 def engine_of(text: ModelText, worker: FakeWorker, keep_alive_s: float = 60.0) -> Engine:
-    return Engine(text, worker, keep_alive_s)
+    return Engine(text, worker, Limits(keep_alive_s))
 
 
 def test_updates_become_events(text: ModelText, ids: Callable[[str], list[int]]) -> None:
@@ -115,7 +126,7 @@ def test_a_parked_row_keeps_its_first_account(text: ModelText) -> None:
 
 def test_silence_and_wordless_progress_give_heartbeats(text: ModelText) -> None:
     worker = FakeWorker([RowUpdate(1, prompt_done=4)])
-    _, beat, again = events_of(engine_of(text, worker, keep_alive_s=0.0), request(), limit=3)
+    _, beat, again = events_of(engine_of(text, worker, keep_alive_s=0.01), request(), limit=3)
     progress = 4 / len(worker.rows[0].prompt())
     assert (beat, again) == (Heartbeat(progress), Heartbeat(progress))
     assert worker.cancelled == [1]
@@ -162,9 +173,9 @@ def test_what_can_not_fit_is_refused_with_a_remedy(
 
 
 def test_the_last_token_of_room_is_used(text: ModelText) -> None:
-    prompt_tokens = len(text.prompts.build(request().conversation).ids)
+    prompt_tokens = len(text.prompts.build(conversation("hi")).ids)
     worker = FakeWorker([RowUpdate(1, finish=FinishReason.LENGTH)], roomy(prompt_tokens + 1, 10_000))
-    events_of(engine_of(text, worker), request(max_tokens=500))
+    events_of(engine_of(text, worker), request(stop=StopOptions(max_tokens=500)))
     assert worker.rows[0].max_tokens == 1
     worker = FakeWorker([], roomy(prompt_tokens, 10_000))
     with pytest.raises(ContextLengthError):

@@ -29,6 +29,41 @@ def check_shape(reply: httpx.Response, status: int) -> dict[str, Any]:
     return dict(error)
 
 
+# Fields of both generation endpoints. The tiny model has 512 tokens.
+SAMPLING: list[tuple[dict[str, Any], str, str]] = [
+    *(({"n": value}, "invalid_value", "n") for value in (0, -1, 129, 10**30)),
+    *(({"n": value}, "invalid_type", "n") for value in (1.5, "1", True)),
+    *(({"top_k": value}, "invalid_value", "top_k") for value in (-2, 2**31, 10**30)),
+    ({"top_k": 0.5}, "invalid_type", "top_k"),
+    *(({"min_p": value}, "invalid_value", "min_p") for value in (-0.01, 1.01, 1e300)),
+    *(({"repetition_penalty": value}, "invalid_value", "repetition_penalty") for value in (0, -1, 11)),
+    *(({"presence_penalty": value}, "invalid_value", "presence_penalty") for value in (-2.1, 2.1)),
+    *(({"frequency_penalty": value}, "invalid_value", "frequency_penalty") for value in (-2.1, 2.1)),
+    ({"frequency_penalty": True}, "invalid_type", "frequency_penalty"),
+    *(({"logit_bias": {"5": value}}, "invalid_value", "logit_bias") for value in (-100.5, 101, 1e300)),
+    *(({"logit_bias": {"5": value}}, "invalid_type", "logit_bias") for value in ("1", None, True, [1])),
+    *(
+        ({"logit_bias": {key: 1}}, "invalid_value", "logit_bias")
+        for key in ("x", "-1", "1.0", "", "512", "٣")
+    ),
+    ({"logit_bias": {"9" * 5000: 1}}, "invalid_value", "logit_bias"),
+    ({"logit_bias": [5]}, "invalid_type", "logit_bias"),
+    *(({"stop": value}, "invalid_value", "stop") for value in ("", ["a", ""], ["a"] * 5, "x" * 5000)),
+    *(({"stop": value}, "invalid_type", "stop") for value in (5, {"a": 1}, ["a", 5], [["a"]], True)),
+    ({"stop_token_ids": [-1]}, "invalid_value", "stop_token_ids[0]"),
+    ({"stop_token_ids": [512]}, "invalid_value", "stop_token_ids"),
+    ({"stop_token_ids": 5}, "invalid_type", "stop_token_ids"),
+    ({"ignore_eos": 1}, "invalid_type", "ignore_eos"),
+    ({"min_tokens": -1}, "invalid_value", "min_tokens"),
+    ({"min_tokens": 3, "max_tokens": 2}, "invalid_value", "min_tokens"),
+]
+LOGPROBS: list[tuple[dict[str, Any], str, str]] = [
+    ({"logprobs": 1}, "invalid_type", "logprobs"),
+    ({"top_logprobs": 1}, "invalid_value", "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "invalid_value", "top_logprobs"),
+]
+
 # body, code, param
 MALFORMED: list[tuple[Any, str | None, str | None]] = [
     (b"", "invalid_json", None),
@@ -81,7 +116,7 @@ MALFORMED: list[tuple[Any, str | None, str | None]] = [
     (OK | {"temperature": "1"}, "invalid_type", "temperature"),
     (OK | {"temperature": True}, "invalid_type", "temperature"),
     (b'{"model": "m", "messages": [{"role": "user"}], "temperature": NaN}', "invalid_json", None),
-    (OK | {"top_p": 0}, "invalid_value", "top_p"),
+    (OK | {"top_p": -0.1}, "invalid_value", "top_p"),
     (OK | {"top_p": 1.5}, "invalid_value", "top_p"),
     (OK | {"max_tokens": 0}, "invalid_value", "max_tokens"),
     (OK | {"max_tokens": -5}, "invalid_value", "max_tokens"),
@@ -100,9 +135,9 @@ MALFORMED: list[tuple[Any, str | None, str | None]] = [
         "invalid_type",
         "stream_options.include_usage",
     ),
-    (OK | {"n": 2}, "unsupported_parameter", "n"),
     (OK | {"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
-    (OK | {"stop": ["x"]}, "unsupported_parameter", "stop"),
+    (OK | {"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+    *((OK | fields, code, param) for fields, code, param in SAMPLING + LOGPROBS),
 ]
 
 

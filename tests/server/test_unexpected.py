@@ -30,7 +30,7 @@ class BrokenStream(RowStream):
     def __init__(self) -> None:
         super().__init__(cast(Any, None), 1)
 
-    async def next(self, timeout_s: float) -> RowUpdate | None:
+    async def __anext__(self) -> RowUpdate:
         raise RuntimeError("broken in mid-stream")
 
     def close(self) -> None:

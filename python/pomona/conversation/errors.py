@@ -32,13 +32,20 @@ class UnsupportedParameterError(InvalidRequestError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """The prompt alone fills the room of one request."""
+    """The prompt alone fills the room of one request, or is longer than the server takes."""
 
-    def __init__(self, prompt_tokens: int, limit_tokens: int, remedy: str) -> None:
+    def __init__(
+        self,
+        prompt_tokens: int,
+        limit_tokens: int,
+        remedy: str,
+        param: str = "messages",
+        limit_of: str = "prompt and answer together",
+    ) -> None:
         super().__init__(
             f"The prompt has {prompt_tokens:,} tokens, but a request can hold {limit_tokens:,} tokens "
-            f"of prompt and answer together. {remedy}",
-            "messages",
+            f"of {limit_of}. {remedy}",
+            param,
             "context_length_exceeded",
         )
         self.prompt_tokens = prompt_tokens
@@ -49,6 +56,17 @@ class ModelNotFoundError(PomonaError):
     def __init__(self, model: str, available: list[str]) -> None:
         super().__init__(f"The model '{model}' does not exist here. Available: {', '.join(available)}.")
         self.model = model
+
+
+class RequestTimeoutError(PomonaError):
+    """The request's own deadline has passed; with the same one it would pass again."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(
+            f"The answer was not complete after {timeout_s:g} seconds, the longest time for this request. "
+            "Ask for fewer tokens, or allow more time (header x-request-timeout, setting request_timeout_s)."
+        )
+        self.timeout_s = timeout_s
 
 
 class RowFailedError(PomonaError):

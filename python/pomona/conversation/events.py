@@ -13,7 +13,7 @@ from pomona.conversation.errors import PomonaError
 
 
 class StopReason(StrEnum):
-    STOP = "stop"  # the model ended its turn
+    STOP = "stop"  # the model ended its turn, or a stop string or stop id was met
     LENGTH = "length"  # max_tokens or the room of a request was reached
 
 
@@ -24,10 +24,34 @@ class Usage:
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
     reasoning_tokens: int = 0  # of the completion
 
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of an answer and its natural log probability; None for a prompt's first, which has none.
+
+    `offset` is the number of characters that the answer has before it.
+    """
+
+    token: bytes
+    logprob: float | None
+    top: tuple[tuple[bytes, float], ...]  # the most likely ones, in that order
+    offset: int
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request is valid and admitted; its prompt has this length."""
+    """The request is valid and admitted; the prompt of this choice has this length.
+
+    These come for all choices before any other event.
+    """
 
     prompt_tokens: int
     choice: int = 0
@@ -35,8 +59,11 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
+    """`logprobs` are those of the tokens that begin in this text, where they are asked for."""
+
     text: str
     choice: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +76,8 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
+    """A prompt counts in the usage of its first choice alone, so that the sum is that of the request."""
+
     reason: StopReason
     usage: Usage
     choice: int = 0

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import AsyncIterable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterable, Iterable
 from typing import Annotated, Any, Literal
 
-import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from pomona import __version__
 from pomona.conversation.canonical import canonical
 from pomona.conversation.conversation import (
     Conversation,
@@ -22,21 +17,33 @@ from pomona.conversation.conversation import (
     TextPart,
 )
 from pomona.conversation.errors import InvalidRequestError, UnsupportedParameterError
-from pomona.conversation.events import Event, Failed, Finished, Heartbeat, Started, TextDelta, Usage
-from pomona.protocols.openai_errors import error_reply
+from pomona.conversation.events import (
+    Event,
+    Failed,
+    Finished,
+    Heartbeat,
+    Started,
+    TextDelta,
+    TokenLogprob,
+)
+from pomona.protocols.openai_fields import GenerationBody, TokenLimit
 from pomona.protocols.openai_unsupported import CHAT_FIELDS, MESSAGE_FIELDS, refuse_unsupported
-
-FINGERPRINT = f"pomona-{__version__}"
-DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
-# Some clients cut a stream into lines wherever Unicode sees a line end; JSON may escape these.
-LINE_ENDS = [(char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\u0085\u2028\u2029"]
+from pomona.protocols.openai_wire import (
+    DONE,
+    KEEP_ALIVE,
+    ChoiceFold,
+    EndOfReply,
+    ReplyHead,
+    encode,
+    error_event,
+    finite,
+    server_sent,
+    usage_fields,
+)
 
 TEXT_PARTS = ("text",)
 OTHER_PARTS = ("image_url", "input_audio", "file", "refusal")
-
-Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-TokenLimit = Annotated[int, Field(ge=1)]
+MAX_TOP_LOGPROBS = 20
 
 
 class ChatMessage(BaseModel):
@@ -46,30 +53,15 @@ class ChatMessage(BaseModel):
     content: Any = None
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    include_usage: bool | None = None
+Messages = Annotated[list[ChatMessage], Field(min_length=1)]
 
 
-class ChatRequest(BaseModel):
-    """Fields that are honoured. Others are kept only to refuse the known ones among them."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    model: str
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+class ChatRequest(GenerationBody):
+    messages: Messages
     max_completion_tokens: TokenLimit | None = None
     max_tokens: TokenLimit | None = None
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
-    seed: Int64 | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
 
 # ---------------------------------------------------------------- the request
@@ -77,18 +69,23 @@ class ChatRequest(BaseModel):
 
 def to_generation(body: ChatRequest) -> GenerationRequest:
     refuse_unsupported(CHAT_FIELDS, body.model_extra or {})
-    if body.stream_options is not None and not body.stream:
+    body.check_stream_options()
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError(
-            "'stream_options' is only allowed when 'stream' is true.", "stream_options", "invalid_value"
+            "'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs", "invalid_value"
         )
-    messages = tuple(_to_message(message, f"messages[{i}]") for i, message in enumerate(body.messages))
     return GenerationRequest(
-        conversation=canonical(Conversation(messages)),
-        temperature=body.temperature,
-        top_p=body.top_p,
-        seed=body.seed,
-        max_tokens=body.max_completion_tokens or body.max_tokens,
+        sources=(to_conversation(body.messages),),
+        sampling=body.sampling(),
+        stop=body.stop_options(body.max_completion_tokens or body.max_tokens),
+        n=body.n or 1,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
+
+
+def to_conversation(messages: Iterable[ChatMessage]) -> Conversation:
+    read = (_to_message(message, f"messages[{i}]") for i, message in enumerate(messages))
+    return canonical(Conversation(tuple(read)))
 
 
 def _to_message(message: ChatMessage, path: str) -> Message:
@@ -136,93 +133,105 @@ def _to_part(part: Any, path: str) -> Part:
 # ---------------------------------------------------------------- the reply
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyHead:
-    """What every chunk of a reply repeats."""
-
-    model: str
-    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def fields(self, object_: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": object_,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": FINGERPRINT,
-        }
-
-
 class StreamWriter:
     """Events to server-sent events. Per delta only the text itself is encoded."""
 
     def __init__(self, head: ReplyHead, include_usage: bool) -> None:
         self._head = head
         self._include_usage = include_usage
-        before, after = self._chunk({"content": ""}).split(b'"content":""')
-        self._before, self._after = before + b'"content":', after
+        self._end = EndOfReply()
+        # Per choice, what stands before and after the text of a delta.
+        self._around: list[tuple[bytes, bytes]] = []
 
     def write(self, event: Event) -> bytes:
         match event:
-            case TextDelta(text=text):
-                return self._before + _encode(text) + self._after
+            case TextDelta(text=text, choice=choice, logprobs=()):
+                before, after = self._around[choice]
+                return before + encode(text) + after
+            case TextDelta(text=text, choice=choice, logprobs=logprobs):
+                return self._chunk(choice, {"content": text}, logprobs=_logprobs(logprobs))
             case Heartbeat():
                 return KEEP_ALIVE
-            case Started():
-                return self._chunk({"role": "assistant", "content": ""})
-            case Finished():
-                return self._end(event)
+            case Started(choice=choice):
+                self._end.begin()
+                before, after = self._chunk(choice, {"content": ""}).split(b'"content":""')
+                self._around.append((before + b'"content":', after))
+                return self._chunk(choice, {"role": "assistant", "content": ""})
+            case Finished(reason=reason, choice=choice, usage=usage):
+                last = self._chunk(choice, {}, reason.value)
+                return last + self._close() if self._end.end(usage) else last
             case Failed(error=error):
-                return b"data: " + error_reply(error).body() + b"\n\n"
+                return error_event(error)
 
-    def _end(self, event: Finished) -> bytes:
-        last = self._chunk({}, event.reason.value)
-        if self._include_usage:
-            last += self._event({"choices": [], "usage": _usage(event.usage)})
-        return last + DONE
+    def _close(self) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return self._event({"choices": [], "usage": usage_fields(self._end.usage)}) + DONE
 
-    def _chunk(self, delta: dict[str, str], finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(
+        self,
+        choice: int,
+        delta: dict[str, str],
+        finish_reason: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> bytes:
+        fields = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         usage = {"usage": None} if self._include_usage else {}
-        return self._event({"choices": [choice], **usage})
+        return self._event({"choices": [fields], **usage})
 
     def _event(self, fields: dict[str, Any]) -> bytes:
-        return b"data: " + _encode(self._head.fields("chat.completion.chunk") | fields) + b"\n\n"
+        return server_sent(self._head.fields("chat.completion.chunk") | fields)
 
 
-async def collect(head: ReplyHead, events: AsyncIterable[Event]) -> bytes:
+async def collect(head: ReplyHead, events: AsyncIterable[Event], logprobs: bool = False) -> bytes:
     """The fold of an answer's events into one body. Raises the error of a failed answer."""
-    texts: list[str] = []
+    choices: list[ChoiceFold] = []
+    end = EndOfReply()
     async for event in events:
         match event:
-            case TextDelta(text=text):
-                texts.append(text)
+            case Started():
+                choices.append(ChoiceFold())
+                end.begin()
+            case TextDelta():
+                choices[event.choice].texts.append(event.text)
+                choices[event.choice].logprobs += event.logprobs
             case Finished():
-                return _encode(_completion(head, "".join(texts), event))
+                choices[event.choice].finish_reason = event.reason.value
+                if end.end(event.usage):
+                    return encode(_completion(head, choices, end, logprobs))
             case Failed(error=error):
                 raise error
     raise AssertionError("an answer ends with Finished or Failed")
 
 
-def _completion(head: ReplyHead, text: str, end: Finished) -> dict[str, Any]:
-    message = {"role": "assistant", "content": text, "refusal": None}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": end.reason.value}
-    return head.fields("chat.completion") | {"choices": [choice], "usage": _usage(end.usage)}
+def _completion(
+    head: ReplyHead, choices: list[ChoiceFold], end: EndOfReply, logprobs: bool
+) -> dict[str, Any]:
+    fields = [
+        {
+            "index": i,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": _logprobs(choice.logprobs) if logprobs else None,
+            "finish_reason": choice.finish_reason,
+        }
+        for i, choice in enumerate(choices)
+    ]
+    return head.fields("chat.completion") | {"choices": fields, "usage": usage_fields(end.usage)}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _logprobs(logprobs: Iterable[TokenLogprob]) -> dict[str, Any]:
+    content = [
+        _token(item.token, item.logprob or 0.0)
+        | {"top_logprobs": [_token(token, logprob) for token, logprob in item.top]}
+        for item in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token(token: bytes, logprob: float) -> dict[str, Any]:
+    """A token that is no whole character is told by its bytes; its text then has replacement characters."""
     return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "token": token.decode(errors="replace"),
+        "logprob": finite(logprob),
+        "bytes": list(token),
     }
-
-
-def _encode(value: Any) -> bytes:
-    data = msgspec.json.encode(value)
-    for char, escape in LINE_ENDS:
-        data = data.replace(char, escape)
-    return data

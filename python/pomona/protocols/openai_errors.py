@@ -15,6 +15,7 @@ from pomona.conversation.errors import (
     ModelNotFoundError,
     OverloadedError,
     PomonaError,
+    RequestTimeoutError,
     RowFailedError,
     UnavailableError,
 )
@@ -49,6 +50,8 @@ def error_reply(error: PomonaError) -> ErrorReply:
             return ErrorReply(429, text, "rate_limit_error", None, "overloaded", _retry_after(error))
         case UnavailableError():
             return ErrorReply(503, text, SERVER_ERROR, None, "unavailable", _retry_after(error))
+        case RequestTimeoutError():
+            return ErrorReply(408, text, "timeout_error", None, "request_timeout", dict(NO_RETRY))
         case RowFailedError():
             return ErrorReply(500, text, SERVER_ERROR, None, "generation_failed", dict(NO_RETRY))
         case _:

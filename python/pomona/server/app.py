@@ -14,7 +14,7 @@ from pomona.server.connection import LimitedRequest
 from pomona.server.errors import ID_HEADER, ShapedErrorHandler, request_id
 from pomona.server.limits import MAX_INLINE_BYTES, JsonLimits, check_body_headers
 from pomona.server.logs import LoggedSanic
-from pomona.server.routes import chat, health, metrics, models, openapi
+from pomona.server.routes import chat, completions, health, metrics, models, openapi, tokenize
 from pomona.server.security import Gate, Keys, cors_headers, is_preflight, key_store, preflight_headers
 from pomona.server.services import App, Services
 
@@ -46,7 +46,7 @@ def create_app(settings: ServeSettings, services: Services, keys: Keys | None = 
     )
     app.ctx.services = services
     _Around(settings, services, keys or key_store(settings)).install(app)
-    for routes in (chat, models, health, metrics, openapi):
+    for routes in (chat, completions, models, tokenize, health, metrics, openapi):
         routes.register(app)
     return app
 

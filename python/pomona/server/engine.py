@@ -1,38 +1,47 @@
-"""The life of a request between its API and the worker: conversation, prompt, row, events."""
+"""The life of a request between its API and the worker: sources, prompts, rows, events."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
+import math
 import secrets
 import time
-from collections.abc import AsyncGenerator
-from typing import Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-from pomona.conversation.conversation import Conversation, GenerationRequest
-from pomona.conversation.errors import ContextLengthError, RowFailedError, UnavailableError
-from pomona.conversation.events import (
-    Event,
-    Failed,
-    Finished,
-    Heartbeat,
-    Started,
-    StopReason,
-    TextDelta,
-    Usage,
+from pomona.config import ServeSettings
+from pomona.conversation.conversation import (
+    Conversation,
+    GenerationRequest,
+    Infill,
+    RawText,
+    Source,
+    TokenIds,
 )
+from pomona.conversation.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    PomonaError,
+    RequestTimeoutError,
+)
+from pomona.conversation.events import Event, Failed, Heartbeat, Started
 from pomona.link.client import RowStream
-from pomona.link.messages import FinishReason, ModelInfo, RowUpdate, Sampling, Submit
-from pomona.text.detokenize import Detokenizer
+from pomona.link.messages import ModelInfo, Sampling, Submit
+from pomona.server.ranking import best
+from pomona.server.row_answer import Place, RowAnswer
+from pomona.server.rows import OpenRows
 from pomona.text.model_text import ModelText
 from pomona.text.prompt import Prompt
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # Rendering and encoding more than this holds the event loop up for milliseconds.
 MAX_INLINE_CHARACTERS = 4096
 SEED_BITS = 63
+# Rows of one request, whatever its prompts and answers per prompt.
+MAX_ROWS = 2048
 
 
 class Worker(Protocol):
@@ -44,123 +53,226 @@ class Worker(Protocol):
     def submit(self, row: Submit) -> RowStream: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may take."""
+
+    keep_alive_s: float
+    max_prompt_tokens: int | None = None
+    max_choices: int = 128
+    timeout_s: float | None = None
+
+    @staticmethod
+    def of(settings: ServeSettings) -> Limits:
+        return Limits(
+            keep_alive_s=settings.keep_alive_s,
+            max_prompt_tokens=settings.max_prompt_tokens,
+            max_choices=settings.max_choices,
+            timeout_s=settings.request_timeout_s,
+        )
+
+
 class Engine:
     """One model: its text side and its worker."""
 
-    def __init__(self, text: ModelText, worker: Worker, keep_alive_s: float) -> None:
+    def __init__(self, text: ModelText, worker: Worker, limits: Limits) -> None:
         self._text = text
         self._worker = worker
-        self._keep_alive_s = keep_alive_s
+        self._limits = limits
         self._row_ids = itertools.count(1)
 
-    async def answer(self, request: GenerationRequest) -> AsyncGenerator[Event]:
-        """Started, then deltas and heartbeats, then Finished or Failed.
+    async def answer(
+        self, request: GenerationRequest, timeout_s: float | None = None
+    ) -> AsyncGenerator[Event]:
+        """Started for every choice, then deltas and heartbeats, and for every choice Finished; or Failed.
 
-        What is wrong with the request is raised before Started. Closing the iterator cancels the row.
+        What is wrong with the request is raised before Started. Closing the iterator cancels its rows.
         """
-        prompt = await self._prompt(request.conversation)
-        row = self._row(request, prompt)
-        stream = self._worker.submit(row)
+        deadline = Deadline(timeout_s, self._limits.timeout_s)
+        self._check(request)
+        prompts = await self._prompts(request)
+        answers: list[RowAnswer] = []
+        rows = OpenRows()
         try:
-            yield Started(len(prompt.ids))
-            async for event in self._events(stream, RowAnswer(len(prompt.ids), self._text.detokenizer())):
+            for place, row in self._rows(request, prompts):
+                rows.add(self._worker.submit(row))
+                answers.append(RowAnswer(request, prompts[place.source], place, self._text))
+            events = self._events(rows, answers, deadline)
+            if request.computed > request.n:
+                events = best(events, answers, request.computed, request.n)
+            for choice in range(len(prompts) * request.n):
+                yield Started(len(prompts[choice // request.n].ids), choice)
+            async for event in events:
                 yield event
         finally:
-            stream.close()
+            rows.close()
 
-    async def _prompt(self, conversation: Conversation) -> Prompt:
-        build = self._text.prompts.build
-        if sum(len(message.text) for message in conversation.messages) <= MAX_INLINE_CHARACTERS:
-            return build(conversation)
-        return await asyncio.to_thread(build, conversation)
+    # ------------------------------------------------------------------ the request
 
-    def _row(self, request: GenerationRequest, prompt: Prompt) -> Submit:
-        room = self._room(len(prompt.ids))
-        defaults = self._text.defaults
-        seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed % (1 << SEED_BITS)
+    def _check(self, request: GenerationRequest) -> None:
+        limit = self._limits.max_choices
+        for name, count in (("n", request.n), ("best_of", request.computed)):
+            if count > limit:
+                raise InvalidRequestError(
+                    f"Invalid value for '{name}': this server computes at most {limit} answers to a prompt "
+                    "(setting max_choices).",
+                    name,
+                    "invalid_value",
+                )
+        if len(request.sources) * request.computed > MAX_ROWS:
+            raise InvalidRequestError(
+                f"The request asks for {len(request.sources) * request.computed:,} answers, but one request "
+                f"may have {MAX_ROWS:,}; send fewer prompts at once.",
+                "prompt",
+                "invalid_value",
+            )
+        self._check_ids("logit_bias", request.sampling.logit_bias)
+        self._check_ids("stop_token_ids", request.stop.ids)
+        for source in request.sources:
+            prefix = source.prefix if isinstance(source, Infill) else source
+            if isinstance(prefix, TokenIds):
+                self._check_ids("prompt", prefix.ids)
+
+    def _check_ids(self, param: str, ids: Collection[int]) -> None:
+        if ids and max(ids) >= self._worker.info.vocab_size:
+            raise InvalidRequestError(
+                f"Invalid value for '{param}': the model has no token {max(ids)}; its ids end at "
+                f"{self._worker.info.vocab_size - 1}.",
+                param,
+                "invalid_value",
+            )
+
+    async def _prompts(self, request: GenerationRequest) -> list[Prompt]:
+        def build() -> list[Prompt]:
+            return [self._text.prompts.build(source) for source in request.sources]
+
+        inline = sum(map(_size, request.sources)) <= MAX_INLINE_CHARACTERS
+        return build() if inline else await asyncio.to_thread(build)
+
+    # ------------------------------------------------------------------ rows
+
+    def _rows(self, request: GenerationRequest, prompts: list[Prompt]) -> list[tuple[Place, Submit]]:
+        """In the order of choices. What does not fit is found before any is submitted."""
+        rows = []
+        for i, (source, prompt) in enumerate(zip(request.sources, prompts, strict=True)):
+            param = "messages" if isinstance(source, Conversation) else "prompt"
+            room = self._room(len(prompt.ids), param)
+            for k in range(request.computed):
+                rows.append((Place(i, k), self._row(request, prompt, room, k)))
+        return rows
+
+    def _row(self, request: GenerationRequest, prompt: Prompt, room: int, answer: int) -> Submit:
+        wanted = request.stop.max_tokens
+        max_tokens = room if wanted is None else max(1, min(wanted, room))
         return Submit(
             id=next(self._row_ids),
             tokens=Submit.pack(prompt.ids),
-            sampling=Sampling(
-                temperature=defaults.temperature if request.temperature is None else request.temperature,
-                top_p=defaults.top_p if request.top_p is None else request.top_p,
-                seed=seed,
-            ),
-            max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
-            stop_ids=self._text.tokenizer.stop_ids,
+            sampling=self._sampling(request, answer, max_tokens),
+            max_tokens=max_tokens,
+            stop_ids=self._stop_ids(request, prompt),
             boundaries=Submit.pack(prompt.boundaries),
+            prompt_logprobs=request.logprobs if request.echo else None,
         )
 
-    def _room(self, prompt_tokens: int) -> int:
+    def _sampling(self, request: GenerationRequest, answer: int, max_tokens: int) -> Sampling:
+        wanted, defaults = request.sampling, self._text.defaults
+        seed = secrets.randbits(SEED_BITS) if wanted.seed is None else wanted.seed + answer
+        ranked = request.computed > request.n
+        return Sampling(
+            temperature=_or(wanted.temperature, defaults.temperature),
+            top_p=_or(wanted.top_p, defaults.top_p),
+            top_k=_or(wanted.top_k, defaults.top_k),
+            min_p=_or(wanted.min_p, defaults.min_p),
+            repetition_penalty=_or(wanted.repetition_penalty, defaults.repetition_penalty),
+            presence_penalty=wanted.presence_penalty,
+            frequency_penalty=wanted.frequency_penalty,
+            logit_bias=dict(wanted.logit_bias),
+            seed=seed % (1 << SEED_BITS),
+            min_tokens=min(request.stop.min_tokens, max_tokens),
+            logprobs=0 if request.logprobs is None and ranked else request.logprobs,
+        )
+
+    def _stop_ids(self, request: GenerationRequest, prompt: Prompt) -> list[int]:
+        own = [] if request.stop.ignore_eos else [*self._text.tokenizer.stop_ids, *prompt.stop_ids]
+        limit = self._worker.info.vocab_size
+        return [id_ for id_ in dict.fromkeys([*own, *request.stop.ids]) if id_ < limit]
+
+    def _room(self, prompt_tokens: int, param: str) -> int:
         """Tokens that an answer may have. max_tokens is a wish: what does not fit is cut."""
-        info = self._worker.info
+        info, limit = self._worker.info, self._limits.max_prompt_tokens
+        if limit is not None and prompt_tokens > limit:
+            remedy = "Shorten it, or raise the setting max_prompt_tokens."
+            raise ContextLengthError(prompt_tokens, limit, remedy, param, "prompt")
         room = info.row_limit_tokens - prompt_tokens
         if room < 1:
-            raise ContextLengthError(prompt_tokens, info.row_limit_tokens, _remedy(info))
+            raise ContextLengthError(prompt_tokens, info.row_limit_tokens, _remedy(info), param)
         return room
 
-    async def _events(self, stream: RowStream, answer: RowAnswer) -> AsyncGenerator[Event]:
+    # ------------------------------------------------------------------ events
+
+    async def _events(
+        self, rows: OpenRows, answers: list[RowAnswer], deadline: Deadline
+    ) -> AsyncIterator[Event]:
         """Updates to events, with a heartbeat whenever the client has heard nothing for a while."""
-        due = time.monotonic() + self._keep_alive_s
-        while not answer.ended:
+        silence_s = self._limits.keep_alive_s
+        due = time.monotonic() + silence_s
+        open_answers = len(answers)
+        while open_answers:
             try:
-                update = await stream.next(max(0.0, due - time.monotonic()))
-            except UnavailableError as error:
+                found = await rows.next(max(0.0, min(due, deadline.at) - time.monotonic()))
+                deadline.check()
+            except PomonaError as error:
                 yield Failed(error)
                 return
-            events = [] if update is None else answer.take(update)
+            events: list[Event] = []
+            if found is not None:
+                index, update = found
+                if not answers[index].ended:
+                    events = answers[index].take(update)
+                    if answers[index].ended:
+                        rows.end(index)
+                        open_answers -= 1
             if not events and time.monotonic() >= due:
-                events = [Heartbeat(answer.progress)]
+                events = [Heartbeat(sum(answer.progress for answer in answers) / len(answers))]
             for event in events:
                 yield event
-                due = time.monotonic() + self._keep_alive_s
+                if isinstance(event, Failed):
+                    return
+                due = time.monotonic() + silence_s
 
 
-class RowAnswer:
-    """The answer of one row so far."""
+class Deadline:
+    """The nearest of the times that a request is given, counted from now."""
 
-    def __init__(self, prompt_tokens: int, detokenizer: Detokenizer) -> None:
-        self._prompt_tokens = prompt_tokens
-        self._detokenizer = detokenizer
-        self._prompt_done = 0
-        self._cached_tokens: int | None = None
-        self._completion_tokens = 0
-        self.ended = False
+    def __init__(self, *timeouts_s: float | None) -> None:
+        self._timeout_s = min((timeout for timeout in timeouts_s if timeout is not None), default=math.inf)
+        self.at = time.monotonic() + self._timeout_s
 
-    @property
-    def progress(self) -> float:
-        return self._prompt_done / self._prompt_tokens
+    def check(self) -> None:
+        if time.monotonic() >= self.at:
+            raise RequestTimeoutError(self._timeout_s)
 
-    def take(self, update: RowUpdate) -> list[Event]:
-        self._count(update)
-        text = self._detokenizer.feed(update.tokens)
-        if update.finish is not None:
-            text += self._detokenizer.flush()
-        events: list[Event] = [TextDelta(text)] if text else []
-        if update.finish is not None:
-            self.ended = True
-            events.append(self._end(update.finish, update.error))
-        return events
 
-    def _count(self, update: RowUpdate) -> None:
-        self._completion_tokens += len(update.tokens)
-        # A parked row starts its prompt again; what it finds then is its own work.
-        self._prompt_done = max(self._prompt_done, update.prompt_done)
-        if self._cached_tokens is None and update.prompt_done:
-            self._cached_tokens = min(update.cached_tokens, self._prompt_tokens)
+def _size(source: Source) -> int:
+    match source:
+        case Conversation(messages=messages):
+            return sum(len(message.text) for message in messages)
+        case RawText(text=text):
+            return len(text)
+        case TokenIds(ids=ids):
+            return len(ids)
+        case Infill(prefix=prefix, suffix=suffix):
+            return _size(prefix) + len(suffix)
 
-    def _end(self, finish: FinishReason, error: str | None) -> Event:
-        if finish is FinishReason.ERROR:
-            log.error("a row failed: %s", error)
-            return Failed(RowFailedError(f"The request failed in the engine: {error or 'no reason given'}"))
-        usage = Usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens or 0)
-        return Finished(StopReason(finish.value), usage)
+
+def _or(wanted: T | None, default: T) -> T:
+    return default if wanted is None else wanted
 
 
 def _remedy(info: ModelInfo) -> str:
     if info.pool_tokens < info.context_tokens:
         return (
-            "Shorten the conversation, or start the server with more room for keys and values: the model "
+            "Shorten the prompt, or start the server with more room for keys and values: the model "
             f"itself can take {info.context_tokens:,} tokens."
         )
-    return "Shorten the conversation: this is the model's own limit."
+    return "Shorten the prompt: this is the model's own limit."

@@ -12,19 +12,38 @@ from pydantic.json_schema import models_json_schema
 
 from pomona import __version__
 from pomona.protocols.openai_chat import ChatRequest
-from pomona.server.openapi_replies import ChatCompletion, Document, ErrorReply, Health, ModelList
+from pomona.protocols.openai_completions import CompletionRequest
+from pomona.protocols.tokenizing import ApplyTemplateRequest, DetokenizeRequest, TokenizeRequest
+from pomona.server.openapi_replies import (
+    ChatCompletion,
+    Completion,
+    Content,
+    Document,
+    ErrorReply,
+    Health,
+    ModelList,
+    RenderedPrompt,
+    Tokens,
+)
 from pomona.server.openapi_replies import Model as ModelReply
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
 REF = "#/components/schemas/{model}"
 
+# With `stream`: server-sent events, whose last one has the data [DONE].
+EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string", "description": "A chunk as JSON, or [DONE]."}},
+    "required": ["data"],
+}
+
 ERRORS = {
     400: "The request cannot be served as it is; `param` names the field.",
     401: "An API key is needed.",
     403: "Web pages of this origin may not call the server.",
     404: "There is no such model or route.",
-    408: "The request took too long to arrive.",
+    408: "The request took too long to arrive, or its deadline (header x-request-timeout) has passed.",
     413: "The body is too large.",
     415: "The body is compressed, or not JSON in UTF-8.",
     421: "The server does not answer for this host.",
@@ -37,8 +56,11 @@ ANY_REQUEST = (401, 421, 431, 500)
 WITH_BODY = (400, 403, 408, 413, 415)
 GENERATING = (*WITH_BODY, 404, 429, 503)
 
-# Answered, but no part of the API: probes that clients send to a base URL.
-UNDOCUMENTED = (("GET", "/"), ("GET", "/api/hello"))
+# Answered, but no part of the API: probes that clients send to a base URL, and second names.
+UNDOCUMENTED = (
+    *(("GET", "/"), ("GET", "/api/hello")),
+    *(("POST", "/tokenize"), ("POST", "/detokenize"), ("POST", "/apply_template")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +86,31 @@ OPERATIONS: tuple[Operation, ...] = (
         reply=ChatCompletion,
         streams=True,
         errors=GENERATING,
+    ),
+    Operation(
+        *("POST", "/v1/completions", "createCompletion", "Continue a text.", "Generation"),
+        body=CompletionRequest,
+        reply=Completion,
+        streams=True,
+        errors=GENERATING,
+    ),
+    Operation(
+        *("POST", "/v1/tokenize", "tokenize", "A text or messages as tokens; also at /tokenize.", "Text"),
+        body=TokenizeRequest,
+        reply=Tokens,
+        errors=(*WITH_BODY, 404),
+    ),
+    Operation(
+        *("POST", "/v1/detokenize", "detokenize", "Tokens as text; also at /detokenize.", "Text"),
+        body=DetokenizeRequest,
+        reply=Content,
+        errors=(*WITH_BODY, 404),
+    ),
+    Operation(
+        *("POST", "/v1/apply_template", "applyTemplate", "Messages as the model sees them.", "Text"),
+        body=ApplyTemplateRequest,
+        reply=RenderedPrompt,
+        errors=(*WITH_BODY, 404),
     ),
     Operation("GET", "/v1/models", "listModels", "The models served here.", "Models", reply=ModelList),
     Operation(
@@ -138,7 +185,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
     if operation.reply is not None:
         content[JSON] = {"schema": _ref(operation.reply)}
     if operation.streams:
-        content[EVENTS] = {"schema": {"type": "string"}}
+        content[EVENTS] = {"schema": EVENT}
     if operation.text_reply:
         content["text/plain"] = {"schema": {"type": "string"}}
     responses = {

@@ -103,6 +103,19 @@ class Completion(Reply):
     usage: Usage
 
 
+class Tokens(Reply):
+    tokens: list[int]
+    count: int
+
+
+class Content(Reply):
+    content: str
+
+
+class RenderedPrompt(Reply):
+    prompt: str
+
+
 class Model(Reply):
     id: str
     object: Literal["model"]

@@ -14,7 +14,7 @@ from pomona.config import ServeSettings
 from pomona.conversation.errors import ModelNotFoundError
 from pomona.link.supervisor import Supervisor
 from pomona.server.admission import Admission
-from pomona.server.engine import Engine
+from pomona.server.engine import Engine, Limits
 from pomona.server.metrics import Metrics
 from pomona.text.model_text import ModelText
 
@@ -60,8 +60,8 @@ class Services:
             text=text,
             model=ServedModel.of(settings),
             worker=worker,
-            engine=Engine(text, metrics.watch(worker), settings.keep_alive_s),
-            admission=Admission(),
+            engine=Engine(text, metrics.watch(worker), Limits.of(settings)),
+            admission=Admission(settings.max_queue),
             metrics=metrics,
         )
 

@@ -14,6 +14,8 @@ from pomona.conversation.errors import ModelLoadError
 
 JsonObject = dict[str, Any]
 
+MAX_TOP_K = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
@@ -21,6 +23,9 @@ class SamplingDefaults:
 
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 def read_json(path: Path) -> JsonObject:
@@ -38,8 +43,11 @@ def sampling_defaults(folder: Path) -> SamplingDefaults:
     if config.get("do_sample") is False:
         return SamplingDefaults()
     return SamplingDefaults(
-        temperature=_number(config.get("temperature"), 0.0, 2.0),
-        top_p=_number(config.get("top_p"), 0.001, 1.0),
+        temperature=_number(config.get("temperature"), 0.0, 2.0, 1.0),
+        top_p=_number(config.get("top_p"), 0.001, 1.0, 1.0),
+        top_k=int(_number(config.get("top_k"), 0, MAX_TOP_K, 0)),
+        min_p=_number(config.get("min_p"), 0.0, 1.0, 0.0),
+        repetition_penalty=_number(config.get("repetition_penalty"), 0.1, 10.0, 1.0),
     )
 
 
@@ -65,8 +73,8 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _number(value: Any, low: float, high: float) -> float:
-    """A recommended value, or 1 where there is none that we could honour."""
+def _number(value: Any, low: float, high: float, default: float) -> float:
+    """A recommended value, or the default where there is none that we could honour."""
     if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
         return float(value)
-    return 1.0
+    return default

@@ -1,7 +1,7 @@
 """Text to token ids and back, through `tokenizers`, or transformers where no fast tokenizer exists.
 
 A chat template writes the special tokens it wants, so nothing is added when encoding: a BOS is there
-once or not at all, exactly as the template says.
+once or not at all, exactly as the template says. Raw text is another matter: see `Tokenizer.opening`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from pomona.conversation.errors import ModelLoadError
 from pomona.text.model_files import JsonObject, declared_stop_ids, read_json, token_text
+from pomona.text.token_bytes import token_bytes_of
+
+# Any text will do to see what a tokenizer puts before it.
+SAMPLE = "a"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +33,16 @@ class Codec(Protocol):
 
     def encode(self, text: str) -> Encoding: ...
 
-    def decode(self, ids: list[int]) -> str:
-        """The text of ids, without special tokens."""
+    def opening(self) -> list[int]:
+        """The special tokens that the tokenizer's own rules put before a text, mostly a BOS or none."""
+        ...
+
+    def decode(self, ids: list[int], special: bool = False) -> str:
+        """The text of ids, with special tokens or without."""
+        ...
+
+    def token_bytes(self, id_: int) -> bytes:
+        """A token's own bytes, which need not be whole characters."""
         ...
 
     def token_to_id(self, token: str) -> int | None: ...
@@ -46,13 +58,19 @@ class FastCodec:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self.token_bytes = token_bytes_of(tokenizer)
 
     def encode(self, text: str) -> Encoding:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return Encoding(encoding.ids, [end for _, end in encoding.offsets])
 
-    def decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+    def opening(self) -> list[int]:
+        encoding = self._tokenizer.encode(SAMPLE)
+        count = next((i for i, special in enumerate(encoding.special_tokens_mask) if not special), 0)
+        return list(encoding.ids[:count])
+
+    def decode(self, ids: list[int], special: bool = False) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=not special))
 
     def token_to_id(self, token: str) -> int | None:
         return self._tokenizer.token_to_id(token)
@@ -71,8 +89,20 @@ class SlowCodec:
     def encode(self, text: str) -> Encoding:
         return Encoding(list(self._tokenizer.encode(text, add_special_tokens=False)))
 
-    def decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    def opening(self) -> list[int]:
+        with_special, plain = self._tokenizer.encode(SAMPLE, add_special_tokens=True), self.encode(SAMPLE).ids
+        count = len(with_special) - len(plain)
+        return next(
+            (with_special[:i] for i in range(1, count + 1) if with_special[i:][: len(plain)] == plain), []
+        )
+
+    def decode(self, ids: list[int], special: bool = False) -> str:
+        return str(
+            self._tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        )
+
+    def token_bytes(self, id_: int) -> bytes:
+        return self.decode([id_], special=True).encode()
 
     def token_to_id(self, token: str) -> int | None:
         id_ = self._tokenizer.convert_tokens_to_ids(token)
@@ -89,6 +119,7 @@ class Tokenizer:
         self.codec = codec
         self.named_tokens = named_tokens  # "bos_token", "eos_token", ...: templates read them
         self.stop_ids = stop_ids
+        self.opening = codec.opening()
 
     @staticmethod
     def load(folder: Path) -> Tokenizer:
@@ -99,8 +130,20 @@ class Tokenizer:
     def encode(self, text: str) -> Encoding:
         return self.codec.encode(text)
 
-    def decode(self, ids: list[int]) -> str:
-        return self.codec.decode(ids)
+    def encode_raw(self, text: str) -> list[int]:
+        """Text that no template wrote: with the opening, unless it is there already."""
+        ids = self.encode(text).ids
+        return ids if ids[: len(self.opening)] == self.opening else [*self.opening, *ids]
+
+    @property
+    def beginning(self) -> list[int]:
+        """What to continue where there is no text at all: the BOS, or nothing where there is none."""
+        bos = self.named_tokens.get("bos_token")
+        id_ = None if bos is None else self.codec.token_to_id(bos)
+        return [] if id_ is None else [id_]
+
+    def decode(self, ids: list[int], special: bool = False) -> str:
+        return self.codec.decode(ids, special)
 
 
 def _load_codec(folder: Path) -> Codec:
