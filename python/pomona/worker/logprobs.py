@@ -45,9 +45,7 @@ class LazyLogprobs:
 def logprobs_of(tokens: mx.array, logits: mx.array, top: int) -> LazyLogprobs:
     """Logprobs of tokens [n] and the `top` most likely ones under logits [n, V], lazily."""
     logits = logits.astype(mx.float32)
-    # log(sum(exp)) by way of softmax, which is several times faster than logsumexp on the CPU.
-    likeliest = mx.max(mx.softmax(logits, axis=-1), axis=-1, keepdims=True)
-    normaliser = mx.max(logits, axis=-1, keepdims=True) - mx.log(likeliest)
+    normaliser = mx.logsumexp(logits, axis=-1, keepdims=True)
     own = (mx.take_along_axis(logits, tokens[:, None], axis=-1) - normaliser)[:, 0]
     top = min(top, logits.shape[-1])
     if not top:

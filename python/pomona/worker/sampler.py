@@ -87,6 +87,7 @@ def sample(logits: mx.array, draws: list[Draw]) -> mx.array:
 
 
 def _choose(logits: mx.array, draws: list[Draw]) -> mx.array:
+    """Tokens by one argmax for the greedy rows and one draw for each kind of the others."""
     groups: dict[_Kind, list[int]] = {}
     for i, draw in enumerate(draws):
         if not draw.greedy:
@@ -98,17 +99,17 @@ def _choose(logits: mx.array, draws: list[Draw]) -> mx.array:
         if len(rows) == len(draws):
             return _draw_group(logits, kind, draws)
     parts: list[mx.array] = []
-    place = dict.fromkeys(range(len(draws)), 0)
+    place = list(range(len(draws)))
     at = 0
     if any(draw.greedy for draw in draws):
         parts.append(mx.argmax(logits, axis=-1).astype(mx.int32))
-        place = {i: i for i in range(len(draws))}
         at = len(draws)
     for kind, rows in groups.items():
         parts.append(_draw_group(logits[mx.array(rows)], kind, [draws[i] for i in rows]))
-        place.update({row: at + j for j, row in enumerate(rows)})
-        at += len(rows)
-    return mx.concatenate(parts)[mx.array(list(place.values()))]
+        for row in rows:
+            place[row] = at
+            at += 1
+    return mx.concatenate(parts)[mx.array(place)]
 
 
 def _kind(sampling: Sampling, vocab_size: int) -> _Kind:
