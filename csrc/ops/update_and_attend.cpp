@@ -1,25 +1,18 @@
 #include "ops/update_and_attend.h"
 
-#include <sstream>
 #include <stdexcept>
 #include <utility>
 
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/utils.h"
+#include "ops/require.h"
 
 namespace pomona::ops {
 namespace {
 
 namespace mx = mlx::core;
 
-template <typename... Parts>
-void require(bool holds, const Parts&... parts) {
-  if (holds) return;
-  std::ostringstream message;
-  message << "update_and_attend: ";
-  (message << ... << parts);
-  throw std::invalid_argument(message.str());
-}
+constexpr Require require{"update_and_attend"};
 
 void check(const mx::array& q, const mx::array& k, const mx::array& v, const Slab& slab,
            const StepTable& table, int window, const std::optional<mx::array>& sinks) {
@@ -45,10 +38,7 @@ void check(const mx::array& q, const mx::array& k, const mx::array& v, const Sla
           " and ", v.dtype(), ", the slab is ", keys.dtype());
   require(int64_t{batch} * length == table.tokens(), "q has ", int64_t{batch} * length,
           " token rows, the table has ", table.tokens());
-  require(table.block_size() == slab.block_size(), "the table's blocks hold ", table.block_size(),
-          " tokens, the slab's ", slab.block_size());
-  require(table.blocks_needed() <= slab.blocks(), "the table names block ",
-          table.blocks_needed() - 1, ", the slab has ", slab.blocks(), " blocks");
+  require.table_fits(table, slab);
   require(window >= 0, "window must not be negative, got ", window);
   if (sinks) {
     require(sinks->shape() == mx::Shape{q.shape(1)}, "sinks must be one logit per query head, [",

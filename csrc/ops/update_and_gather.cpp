@@ -1,26 +1,19 @@
 #include "ops/update_and_gather.h"
 
 #include <algorithm>
-#include <sstream>
 #include <stdexcept>
 #include <utility>
 
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/utils.h"
+#include "ops/require.h"
 
 namespace pomona::ops {
 namespace {
 
 namespace mx = mlx::core;
 
-template <typename... Parts>
-void require(bool holds, const Parts&... parts) {
-  if (holds) return;
-  std::ostringstream message;
-  message << "update_and_gather: ";
-  (message << ... << parts);
-  throw std::invalid_argument(message.str());
-}
+constexpr Require require{"update_and_gather"};
 
 int history(const StepTable& table) { return table.tokens() == 0 ? 0 : table.visible().back(); }
 
@@ -38,10 +31,7 @@ mx::array update_and_gather(const mx::array& x, const Slab& slab, bool values,
   require(
       std::ranges::adjacent_find(table->sequence(), std::not_equal_to{}) == table->sequence().end(),
       "the token rows belong to more than one sequence");
-  require(table->block_size() == slab.block_size(), "the table's blocks hold ", table->block_size(),
-          " tokens, the slab's ", slab.block_size());
-  require(table->blocks_needed() <= slab.blocks(), "the table names block ",
-          table->blocks_needed() - 1, ", the slab has ", slab.blocks(), " blocks");
+  require.table_fits(*table, slab);
   const mx::Shape shape{1, half.shape(2), history(*table), half.shape(3)};
   return mx::array(shape, half.dtype(),
                    std::make_shared<UpdateAndGather>(mx::to_stream({}), std::move(table)),

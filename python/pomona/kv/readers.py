@@ -41,8 +41,8 @@ class Call:
 
 
 @dataclass(slots=True)
-class PagedCache:
-    """One attention layer, read by the paged kernel."""
+class BlockCache:
+    """One attention layer over its slab. `window` 0: all history is visible."""
 
     slab: _ops.Slab
     window: int
@@ -51,6 +51,10 @@ class PagedCache:
     @property
     def offset(self) -> int | mx.array:
         return self.call.offset
+
+
+class PagedCache(BlockCache):
+    """Read by the paged kernel."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[PagedKeys, None]:
         assert self.call.table is not None
@@ -65,17 +69,8 @@ class PagedCache:
         return WindowMask(window) if window else None
 
 
-@dataclass(slots=True)
-class GatheredCache:
-    """One attention layer as dense K and V of a single row, all history included."""
-
-    slab: _ops.Slab
-    window: int
-    call: Call
-
-    @property
-    def offset(self) -> int | mx.array:
-        return self.call.offset
+class GatheredCache(BlockCache):
+    """Read as dense K and V of a single row, all history included."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         assert self.call.table is not None
