@@ -85,7 +85,8 @@ def bench(
     if json_file is not None:
         _write(json_file, json.dumps(document(sides, plan), indent=None if to_stdout else 1))
     if failed := [failure for side in sides for failure in failures(side)]:
-        raise CommandError(f"{len(failed)} answers failed, the first so: {failed[0]}")
+        answers = "1 answer" if len(failed) == 1 else f"{len(failed)} answers"
+        raise CommandError(f"{answers} failed, the first so: {failed[0]}")
 
 
 async def _measure(sides: list[Side], plan: Plan) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from pomona import __version__
 from pomona.cli import machine
-from pomona.cli.bench.rounds import Plan, Side, figure_names
+from pomona.cli.bench.rounds import TTFT_COLD, TTFT_WARM, Plan, Side, figure_names
 
 SCHEMA_VERSION = 1
 
@@ -67,7 +67,8 @@ def table(sides: list[Side], plan: Plan) -> Table:
                 f"{ratio['median']:.2f}x  ({ratio['p25']:.2f} to {ratio['p75']:.2f})" if ratio else "-"
             )
         shown.add_row(f"{name}, {'ms' if is_time(name) else 'tokens/s'}", *cells)
-    shown.add_row("prompt tokens", *(_tokens(side, "ttft cold") for side in sides))
+    shown.add_row("prompt tokens", *(_median(_cold(side, "prompt_tokens")) for side in sides))
+    shown.add_row("answer tokens", *(_median(_cold(side, "completion_tokens")) for side in sides))
     shown.add_row("of them cached when warm", *(_cached(side) for side in sides))
     shown.add_row("failures", *(str(len(failures(side))) for side in sides))
     return shown
@@ -121,12 +122,16 @@ def _cell(figure: dict[str, float] | None, name: str) -> str:
     return f"{median:.1f}  ({low:.1f} to {high:.1f})"
 
 
-def _tokens(side: Side, name: str) -> str:
-    counts = [s.usage.prompt_tokens for round_ in side.rounds for s in round_.samples.get(name, [])]
-    return f"{statistics.median(counts):.0f}" if counts else "-"
+def _cold(side: Side, count: str) -> list[int]:
+    samples = [sample for round_ in side.rounds for sample in round_.samples.get(TTFT_COLD, [])]
+    return [getattr(sample.usage, count) for sample in samples]
 
 
 def _cached(side: Side) -> str:
-    counts = [s.usage.cached_tokens for round_ in side.rounds for s in round_.samples.get("ttft warm", [])]
+    counts = [s.usage.cached_tokens for round_ in side.rounds for s in round_.samples.get(TTFT_WARM, [])]
     known = [count for count in counts if count is not None]
-    return f"{statistics.median(known):.0f}" if known else "not said"
+    return _median(known) if known else "not said"
+
+
+def _median(counts: list[int]) -> str:
+    return f"{statistics.median(counts):.0f}" if counts else "-"
