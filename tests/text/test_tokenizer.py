@@ -74,8 +74,8 @@ class PythonTokenizer:
     all_special_ids = (1,)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        assert not add_special_tokens
-        return [ord(char) for char in text]
+        ids = [ord(char) for char in text]
+        return [1, *ids, 2] if add_special_tokens else ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
         return "".join(chr(id_) for id_ in ids)
@@ -91,6 +91,8 @@ def test_a_slow_tokenizer_has_no_offsets() -> None:
     assert codec.decode([97, 98]) == "ab"
     assert codec.token_to_id("nothing") is None
     assert codec.special_ids() == {1}
+    assert codec.opening() == [1]
+    assert codec.token_bytes(233) == "é".encode()
 
 
 def test_transformers_is_the_fallback(model: Path) -> None:
@@ -115,6 +117,11 @@ def test_transformers_is_the_fallback(model: Path) -> None:
         ({"temperature": 0.6, "top_p": 0.95, "do_sample": False}, SamplingDefaults(1.0, 1.0)),
         ({"temperature": None, "top_p": "x"}, SamplingDefaults(1.0, 1.0)),
         ({"temperature": 7, "top_p": 0}, SamplingDefaults(1.0, 1.0)),
+        (
+            {"top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05},
+            SamplingDefaults(1.0, 1.0, 20, 0.1, 1.05),
+        ),
+        ({"top_k": -1, "min_p": 2, "repetition_penalty": 0}, SamplingDefaults()),
     ],
 )
 def test_sampling_defaults(tmp_path: Path, config: object, expected: SamplingDefaults) -> None:

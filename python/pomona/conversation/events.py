@@ -37,7 +37,8 @@ class Usage:
 class TokenLogprob:
     """A token of an answer and its natural log probability; None for a prompt's first, which has none.
 
-    `offset` is the number of characters that the answer has before it.
+    `offset` is the number of characters that the answer surely has before it: one that holds the end of a
+    character and the start of another counts from the first.
     """
 
     token: bytes
