@@ -41,10 +41,11 @@ class ContextLengthError(InvalidRequestError):
         remedy: str,
         param: str = "messages",
         limit_of: str = "prompt and answer together",
+        counted: bool = True,
     ) -> None:
         super().__init__(
-            f"The prompt has {prompt_tokens:,} tokens, but a request can hold {limit_tokens:,} tokens "
-            f"of {limit_of}. {remedy}",
+            f"The prompt has {'' if counted else 'at least '}{prompt_tokens:,} tokens, but a request can hold "
+            f"{limit_tokens:,} tokens of {limit_of}. {remedy}",
             param,
             "context_length_exceeded",
         )

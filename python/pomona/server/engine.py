@@ -146,7 +146,12 @@ class Engine:
         def build() -> list[Prompt]:
             return [self._text.prompts.build(source) for source in request.sources]
 
-        inline = sum(map(_size, request.sources)) <= MAX_INLINE_CHARACTERS
+        sizes = [_size(source) for source in request.sources]
+        for source, size in zip(request.sources, sizes, strict=True):
+            if not isinstance(source, TokenIds):
+                # Encoding what can never fit would keep a core busy for a minute.
+                self._room(self._text.tokenizer.least_tokens(size), _param(source), counted=False)
+        inline = sum(sizes) <= MAX_INLINE_CHARACTERS
         return build() if inline else await asyncio.to_thread(build)
 
     # ------------------------------------------------------------------ rows
@@ -155,8 +160,7 @@ class Engine:
         """In the order of choices. What does not fit is found before any is submitted."""
         rows = []
         for i, (source, prompt) in enumerate(zip(request.sources, prompts, strict=True)):
-            param = "messages" if isinstance(source, Conversation) else "prompt"
-            room = self._room(len(prompt.ids), param)
+            room = self._room(len(prompt.ids), _param(source))
             for k in range(request.computed):
                 rows.append((Place(i, k), self._row(request, prompt, room, k)))
         return rows
@@ -197,15 +201,17 @@ class Engine:
         limit = self._worker.info.vocab_size
         return [id_ for id_ in dict.fromkeys([*own, *request.stop.ids]) if id_ < limit]
 
-    def _room(self, prompt_tokens: int, param: str) -> int:
+    def _room(self, prompt_tokens: int, param: str, counted: bool = True) -> int:
         """Tokens that an answer may have. max_tokens is a wish: what does not fit is cut."""
         info, limit = self._worker.info, self._limits.max_prompt_tokens
         if limit is not None and prompt_tokens > limit:
             remedy = "Shorten it, or raise the setting max_prompt_tokens."
-            raise ContextLengthError(prompt_tokens, limit, remedy, param, "prompt")
+            raise ContextLengthError(prompt_tokens, limit, remedy, param, "prompt", counted)
         room = info.row_limit_tokens - prompt_tokens
         if room < 1:
-            raise ContextLengthError(prompt_tokens, info.row_limit_tokens, _remedy(info), param)
+            raise ContextLengthError(
+                prompt_tokens, info.row_limit_tokens, _remedy(info), param, counted=counted
+            )
         return room
 
     # ------------------------------------------------------------------ events
@@ -251,6 +257,10 @@ class Deadline:
     def check(self) -> None:
         if time.monotonic() >= self.at:
             raise RequestTimeoutError(self._timeout_s)
+
+
+def _param(source: Source) -> str:
+    return "messages" if isinstance(source, Conversation) else "prompt"
 
 
 def _size(source: Source) -> int:

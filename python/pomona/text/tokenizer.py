@@ -6,6 +6,7 @@ once or not at all, exactly as the template says. Raw text is another matter: se
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -49,6 +50,10 @@ class Codec(Protocol):
 
     def special_ids(self) -> frozenset[int]: ...
 
+    def vocabulary(self) -> Collection[str]:
+        """The tokens as they are stored, at least as many characters as they stand for."""
+        ...
+
 
 class FastCodec:
     """A tokenizer.json."""
@@ -78,6 +83,9 @@ class FastCodec:
     def special_ids(self) -> frozenset[int]:
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(id_ for id_, token in added.items() if token.special)
+
+    def vocabulary(self) -> Collection[str]:
+        return self._tokenizer.get_vocab(with_added_tokens=True)
 
 
 class SlowCodec:
@@ -111,6 +119,9 @@ class SlowCodec:
     def special_ids(self) -> frozenset[int]:
         return frozenset(self._tokenizer.all_special_ids)
 
+    def vocabulary(self) -> Collection[str]:
+        return list(self._tokenizer.get_vocab())
+
 
 class Tokenizer:
     """A model's tokenizer, with the ids that end its turn and the texts of its named special tokens."""
@@ -120,6 +131,7 @@ class Tokenizer:
         self.named_tokens = named_tokens  # "bos_token", "eos_token", ...: templates read them
         self.stop_ids = stop_ids
         self.opening = codec.opening()
+        self._longest_token = max(map(len, codec.vocabulary()), default=1)
 
     @staticmethod
     def load(folder: Path) -> Tokenizer:
@@ -129,6 +141,10 @@ class Tokenizer:
 
     def encode(self, text: str) -> Encoding:
         return self.codec.encode(text)
+
+    def least_tokens(self, characters: int) -> int:
+        """Known at once, where encoding takes about a second per million characters."""
+        return characters // self._longest_token
 
     def encode_raw(self, text: str) -> list[int]:
         """Text that no template wrote: with the opening, unless it is there already."""

@@ -29,6 +29,8 @@ Body = TypeVar("Body", bound=TokenizingBody)
 
 # More than this would hold the event loop up for milliseconds.
 MAX_INLINE_BODY_BYTES = 4096
+# Encoding takes about a second per million.
+MAX_CHARACTERS = 4_000_000
 
 
 def register(app: App) -> None:
@@ -68,10 +70,22 @@ async def _answer(
 def _tokenize(text: ModelText, body: TokenizeRequest) -> bytes:
     source = to_source(body)
     if not isinstance(source, str):
+        _check_length("messages", sum(len(message.text) for message in source.messages))
         return tokens_reply(text.prompts.build(source).ids)
+    _check_length("content", len(source))
     if body.add_special:
         return tokens_reply(text.tokenizer.encode_raw(source))
     return tokens_reply(text.tokenizer.encode(source).ids)
+
+
+def _check_length(param: str, characters: int) -> None:
+    if characters > MAX_CHARACTERS:
+        raise InvalidRequestError(
+            f"Invalid value for '{param}': it has {characters:,} characters, and at most {MAX_CHARACTERS:,} "
+            "are encoded at once; send it in parts.",
+            param,
+            "invalid_value",
+        )
 
 
 def _detokenize(text: ModelText, body: DetokenizeRequest) -> bytes:
