@@ -44,8 +44,8 @@ class ContextLengthError(InvalidRequestError):
         counted: bool = True,
     ) -> None:
         super().__init__(
-            f"The prompt has {'' if counted else 'at least '}{prompt_tokens:,} tokens, but a request can hold "
-            f"{limit_tokens:,} tokens of {limit_of}. {remedy}",
+            f"The prompt has {'' if counted else 'at least '}{prompt_tokens:,} tokens, but a request can "
+            f"hold {limit_tokens:,} tokens of {limit_of}. {remedy}",
             param,
             "context_length_exceeded",
         )
