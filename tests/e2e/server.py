@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ READY = re.compile(r"at (http://\S+)/v1")
 STOP_S = 60
 POLLS = 600
 POLL_S = 0.1
+HOME = tempfile.TemporaryDirectory(prefix="pomona-test-")
 
 
 @dataclass
@@ -97,7 +100,14 @@ def launch(model: Path | str, *flags: str, log: IO[str] | None = None) -> subpro
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,
+        env=environment(),
     )
+
+
+def environment() -> dict[str, str]:
+    """Without the settings, keys and configuration file of whoever runs the tests."""
+    foreign = {name for name in os.environ if name.startswith("POMONA_")}
+    return {k: v for k, v in os.environ.items() if k not in foreign} | {"POMONA_HOME": HOME.name}
 
 
 @contextmanager
