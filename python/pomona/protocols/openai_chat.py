@@ -29,15 +29,13 @@ from pomona.conversation.events import (
 from pomona.protocols.openai_fields import GenerationBody, TokenLimit
 from pomona.protocols.openai_unsupported import CHAT_FIELDS, MESSAGE_FIELDS, refuse_unsupported
 from pomona.protocols.openai_wire import (
-    DONE,
     KEEP_ALIVE,
-    ChoiceFold,
-    EndOfReply,
+    ChunkWriter,
     ReplyHead,
     encode,
     error_event,
     finite,
-    server_sent,
+    fold,
     usage_fields,
 )
 
@@ -137,9 +135,7 @@ class StreamWriter:
     """Events to server-sent events. Per delta only the text itself is encoded."""
 
     def __init__(self, head: ReplyHead, include_usage: bool) -> None:
-        self._head = head
-        self._include_usage = include_usage
-        self._end = EndOfReply()
+        self._chunks = ChunkWriter(head, "chat.completion.chunk", include_usage)
         # Per choice, what stands before and after the text of a delta.
         self._around: list[tuple[bytes, bytes]] = []
 
@@ -149,64 +145,36 @@ class StreamWriter:
                 before, after = self._around[choice]
                 return before + encode(text) + after
             case TextDelta(text=text, choice=choice, logprobs=logprobs):
-                return self._chunk(choice, {"content": text}, logprobs=_logprobs(logprobs))
+                return self._chunks.chunk(_part(choice, {"content": text}, _logprobs(logprobs)))
             case Heartbeat():
                 return KEEP_ALIVE
             case Started(choice=choice):
-                self._end.begin()
-                before, after = self._chunk(choice, {"content": ""}).split(b'"content":""')
-                self._around.append((before + b'"content":', after))
-                return self._chunk(choice, {"role": "assistant", "content": ""})
+                return self._begin(choice)
             case Finished(reason=reason, choice=choice, usage=usage):
-                last = self._chunk(choice, {}, reason.value)
-                return last + self._close() if self._end.end(usage) else last
+                part = _part(choice, {}, finish_reason=reason.value)
+                return self._chunks.last_chunk(part, usage)
             case Failed(error=error):
                 return error_event(error)
 
-    def _close(self) -> bytes:
-        if not self._include_usage:
-            return DONE
-        return self._event({"choices": [], "usage": usage_fields(self._end.usage)}) + DONE
+    def _begin(self, choice: int) -> bytes:
+        self._chunks.begin()
+        before, after = self._chunks.chunk(_part(choice, {"content": ""})).split(b'"content":""')
+        self._around.append((before + b'"content":', after))
+        return self._chunks.chunk(_part(choice, {"role": "assistant", "content": ""}))
 
-    def _chunk(
-        self,
-        choice: int,
-        delta: dict[str, str],
-        finish_reason: str | None = None,
-        logprobs: dict[str, Any] | None = None,
-    ) -> bytes:
-        fields = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        usage = {"usage": None} if self._include_usage else {}
-        return self._event({"choices": [fields], **usage})
 
-    def _event(self, fields: dict[str, Any]) -> bytes:
-        return server_sent(self._head.fields("chat.completion.chunk") | fields)
+def _part(
+    choice: int,
+    delta: dict[str, str],
+    logprobs: dict[str, Any] | None = None,
+    finish_reason: str | None = None,
+) -> dict[str, Any]:
+    return {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 async def collect(head: ReplyHead, events: AsyncIterable[Event], logprobs: bool = False) -> bytes:
     """The fold of an answer's events into one body. Raises the error of a failed answer."""
-    choices: list[ChoiceFold] = []
-    end = EndOfReply()
-    async for event in events:
-        match event:
-            case Started():
-                choices.append(ChoiceFold())
-                end.begin()
-            case TextDelta():
-                choices[event.choice].texts.append(event.text)
-                choices[event.choice].logprobs += event.logprobs
-            case Finished():
-                choices[event.choice].finish_reason = event.reason.value
-                if end.end(event.usage):
-                    return encode(_completion(head, choices, end, logprobs))
-            case Failed(error=error):
-                raise error
-    raise AssertionError("an answer ends with Finished or Failed")
-
-
-def _completion(
-    head: ReplyHead, choices: list[ChoiceFold], end: EndOfReply, logprobs: bool
-) -> dict[str, Any]:
+    choices, usage = await fold(events)
     fields = [
         {
             "index": i,
@@ -216,7 +184,7 @@ def _completion(
         }
         for i, choice in enumerate(choices)
     ]
-    return head.fields("chat.completion") | {"choices": fields, "usage": usage_fields(end.usage)}
+    return encode(head.fields("chat.completion") | {"choices": fields, "usage": usage_fields(usage)})
 
 
 def _logprobs(logprobs: Iterable[TokenLogprob]) -> dict[str, Any]:

@@ -20,15 +20,13 @@ from pomona.conversation.events import (
 )
 from pomona.protocols.openai_fields import MAX_TOKEN_ID, GenerationBody, is_token_id, wrong_type
 from pomona.protocols.openai_wire import (
-    DONE,
     KEEP_ALIVE,
-    ChoiceFold,
-    EndOfReply,
+    ChunkWriter,
     ReplyHead,
     encode,
     error_event,
     finite,
-    server_sent,
+    fold,
     usage_fields,
 )
 
@@ -143,81 +141,39 @@ class StreamWriter:
     """Events to server-sent events. What is not worth one is an empty string."""
 
     def __init__(self, head: ReplyHead, include_usage: bool, logprobs: int | None = None) -> None:
-        self._head = head
-        self._include_usage = include_usage
+        self._chunks = ChunkWriter(head, OBJECT, include_usage)
         self._logprobs = logprobs
-        self._end = EndOfReply()
 
     def write(self, event: Event) -> bytes:
         match event:
-            case TextDelta(text=text, choice=choice):
-                return self._chunk(choice, text, logprobs=_logprobs(event.logprobs, self._logprobs))
+            case TextDelta(text=text, choice=choice, logprobs=logprobs):
+                return self._chunks.chunk(_part(choice, text, _logprobs(logprobs, self._logprobs)))
             case Heartbeat():
                 return KEEP_ALIVE
             case Started(choice=choice):
-                self._end.begin()
+                self._chunks.begin()
                 # There is no chunk for this; the head of the reply should not wait for the first token.
                 return b"" if choice else KEEP_ALIVE
             case Finished(reason=reason, choice=choice, usage=usage):
-                last = self._chunk(choice, "", reason.value)
-                return last + self._close() if self._end.end(usage) else last
+                return self._chunks.last_chunk(_part(choice, "", finish_reason=reason.value), usage)
             case Failed(error=error):
                 return error_event(error)
-
-    def _close(self) -> bytes:
-        if not self._include_usage:
-            return DONE
-        return self._event({"choices": [], "usage": usage_fields(self._end.usage)}) + DONE
-
-    def _chunk(
-        self,
-        choice: int,
-        text: str,
-        finish_reason: str | None = None,
-        logprobs: dict[str, Any] | None = None,
-    ) -> bytes:
-        fields = {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-        usage = {"usage": None} if self._include_usage else {}
-        return self._event({"choices": [fields], **usage})
-
-    def _event(self, fields: dict[str, Any]) -> bytes:
-        return server_sent(self._head.fields(OBJECT) | fields)
 
 
 async def collect(head: ReplyHead, events: AsyncIterable[Event], logprobs: int | None = None) -> bytes:
     """The fold of an answer's events into one body. Raises the error of a failed answer."""
-    choices: list[ChoiceFold] = []
-    end = EndOfReply()
-    async for event in events:
-        match event:
-            case Started():
-                choices.append(ChoiceFold())
-                end.begin()
-            case TextDelta():
-                choices[event.choice].texts.append(event.text)
-                choices[event.choice].logprobs += event.logprobs
-            case Finished():
-                choices[event.choice].finish_reason = event.reason.value
-                if end.end(event.usage):
-                    return encode(_completion(head, choices, end, logprobs))
-            case Failed(error=error):
-                raise error
-    raise AssertionError("an answer ends with Finished or Failed")
-
-
-def _completion(
-    head: ReplyHead, choices: list[ChoiceFold], end: EndOfReply, logprobs: int | None
-) -> dict[str, Any]:
+    choices, usage = await fold(events)
     fields = [
-        {
-            "index": i,
-            "text": choice.text,
-            "logprobs": _logprobs(choice.logprobs, logprobs),
-            "finish_reason": choice.finish_reason,
-        }
+        _part(i, choice.text, _logprobs(choice.logprobs, logprobs), choice.finish_reason)
         for i, choice in enumerate(choices)
     ]
-    return head.fields(OBJECT) | {"choices": fields, "usage": usage_fields(end.usage)}
+    return encode(head.fields(OBJECT) | {"choices": fields, "usage": usage_fields(usage)})
+
+
+def _part(
+    choice: int, text: str, logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
+) -> dict[str, Any]:
+    return {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 def _logprobs(logprobs: Iterable[TokenLogprob], count: int | None) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import AsyncIterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,7 +12,15 @@ import msgspec
 
 from pomona import __version__
 from pomona.conversation.errors import PomonaError
-from pomona.conversation.events import TokenLogprob, Usage
+from pomona.conversation.events import (
+    Event,
+    Failed,
+    Finished,
+    Started,
+    TextDelta,
+    TokenLogprob,
+    Usage,
+)
 from pomona.protocols.openai_errors import error_reply
 
 FINGERPRINT = f"pomona-{__version__}"
@@ -63,10 +72,6 @@ def error_event(error: PomonaError) -> bytes:
     return b"data: " + error_reply(error).body() + b"\n\n"
 
 
-def server_sent(value: Any) -> bytes:
-    return b"data: " + encode(value) + b"\n\n"
-
-
 def encode(value: Any) -> bytes:
     data = msgspec.json.encode(value)
     for char, escape in LINE_ENDS:
@@ -74,31 +79,66 @@ def encode(value: Any) -> bytes:
     return data
 
 
-class EndOfReply:
-    """Adds up the choices of a reply: when the last of them has ended, and their usage."""
+class ChunkWriter:
+    """The chunks of a stream. Each repeats the reply's head and has one choice; usage comes last."""
 
-    def __init__(self) -> None:
-        self.open = 0
-        self.usage = Usage(0, 0)
+    def __init__(self, head: ReplyHead, object_: str, include_usage: bool) -> None:
+        self._head = head.fields(object_)
+        self._include_usage = include_usage
+        self._open = 0
+        self._usage = Usage(0, 0)
 
     def begin(self) -> None:
-        self.open += 1
+        """One more choice."""
+        self._open += 1
 
-    def end(self, usage: Usage) -> bool:
-        """Whether this was the last one."""
-        self.open -= 1
-        self.usage += usage
-        return not self.open
+    def chunk(self, choice: dict[str, Any]) -> bytes:
+        usage = {"usage": None} if self._include_usage else {}
+        return _server_sent(self._head | {"choices": [choice], **usage})
+
+    def last_chunk(self, choice: dict[str, Any], usage: Usage) -> bytes:
+        """Of a choice; after that of the last one the stream is complete."""
+        self._open -= 1
+        self._usage += usage
+        data = self.chunk(choice)
+        if self._open:
+            return data
+        if self._include_usage:
+            data += _server_sent(self._head | {"choices": [], "usage": usage_fields(self._usage)})
+        return data + DONE
 
 
 @dataclass(slots=True)
-class ChoiceFold:
-    """One choice of a collected reply so far."""
+class FoldedChoice:
+    """One choice of a collected reply."""
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: str = ""
+    finish_reason: str | None = None
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+
+async def fold(events: AsyncIterable[Event]) -> tuple[list[FoldedChoice], Usage]:
+    """The events of an answer as one reply. Raises the error of a failed answer."""
+    choices: list[FoldedChoice] = []
+    usage = Usage(0, 0)
+    async for event in events:
+        match event:
+            case Started():
+                choices.append(FoldedChoice())
+            case TextDelta(text=text, choice=choice, logprobs=logprobs):
+                choices[choice].texts.append(text)
+                choices[choice].logprobs += logprobs
+            case Finished(reason=reason, choice=choice):
+                choices[choice].finish_reason = reason.value
+                usage += event.usage
+            case Failed(error=error):
+                raise error
+    return choices, usage
+
+
+def _server_sent(value: Any) -> bytes:
+    return b"data: " + encode(value) + b"\n\n"
