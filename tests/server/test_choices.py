@@ -8,8 +8,15 @@ from typing import Any, cast
 
 import pytest
 from tests.server.test_engine import FakeWorker, engine_of, events_of, request
+from tests.text.test_infill import model
 
-from pomona.conversation.conversation import GenerationRequest, RawText, SamplingOptions, StopOptions
+from pomona.conversation.conversation import (
+    GenerationRequest,
+    Infill,
+    RawText,
+    SamplingOptions,
+    StopOptions,
+)
 from pomona.conversation.errors import (
     ContextLengthError,
     InvalidRequestError,
@@ -88,6 +95,18 @@ def test_stop_ids(text: ModelText) -> None:
     ):
         events_of(engine_of(text, worker), request(stop=stop))
         assert worker.rows[-1].stop_ids == expected
+
+
+def test_the_middle_of_a_text_ends_at_its_markers_too(tmp_path: Path) -> None:
+    markers = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
+    text = model(tmp_path, *markers)
+    worker = FakeWorker(DONE)
+    events_of(engine_of(text, worker), GenerationRequest((Infill(RawText("a"), "b"),)))
+    (row,) = worker.rows
+    shown = text.tokenizer.decode(row.prompt().tolist(), special=True)
+    assert shown == "<fim_prefix>a<fim_suffix>b<fim_middle>"
+    assert {text.tokenizer.codec.token_to_id(marker) for marker in markers} <= set(row.stop_ids)
+    assert set(text.tokenizer.stop_ids) <= set(row.stop_ids)
 
 
 def test_one_failed_row_ends_the_request(text: ModelText) -> None:

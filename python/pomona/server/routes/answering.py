@@ -14,14 +14,13 @@ from sanic.exceptions import SanicException
 from pomona.conversation.errors import InvalidRequestError, PomonaError
 from pomona.conversation.events import Event, Failed
 from pomona.server.errors import INTERNAL_MESSAGE, request_id
+from pomona.server.limits import MAX_INLINE_BYTES
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 TIMEOUT_HEADER = "x-request-timeout"
-# Parsing more than this holds the event loop up for milliseconds.
-MAX_INLINE_BODY_BYTES = 1 << 20
 # Proxies must pass events on as they come.
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 JSON = "application/json"
@@ -32,7 +31,7 @@ class Writer(Protocol):
 
 
 async def read(request: Request, parse: Callable[[bytes], T]) -> T:
-    if len(request.body) > MAX_INLINE_BODY_BYTES:
+    if len(request.body) > MAX_INLINE_BYTES:
         return await asyncio.to_thread(parse, request.body)
     return parse(request.body)
 
