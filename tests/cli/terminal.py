@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -15,6 +14,15 @@ from types import TracebackType
 TIMEOUT_S = 60
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 
+# Run first in the new session: take the terminal, and Ctrl-C too where whoever runs the tests ignores it.
+# (No fork in this process: others of its threads may hold locks at that moment.)
+IN_THE_TERMINAL = """
+import fcntl, os, signal, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
 
 class Terminal:
     """`pomona ARGUMENTS` in a terminal of its own."""
@@ -22,10 +30,20 @@ class Terminal:
     def __init__(self, *arguments: str, **environment: str) -> None:
         self.seen = ""
         self._at = 0
-        self.pid, self._master = pty.fork()
-        if self.pid == 0:
-            variables = {**os.environ, "TERM": "xterm", "COLUMNS": "200", **environment}
-            os.execve(sys.executable, [sys.executable, "-m", "pomona", *arguments], variables)
+        self._master, slave = pty.openpty()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", IN_THE_TERMINAL, sys.executable, "-m", "pomona", *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "200", **environment},
+        )
+        os.close(slave)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def __enter__(self) -> Terminal:
         return self
@@ -33,9 +51,8 @@ class Terminal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+        self._process.kill()
+        self._process.wait()
         os.close(self._master)
 
     def type(self, text: str) -> None:
@@ -60,9 +77,7 @@ class Terminal:
         deadline = time.monotonic() + TIMEOUT_S
         while self._read(deadline):
             pass
-        _, status = os.waitpid(self.pid, 0)
-        self.pid = 0
-        return os.waitstatus_to_exitcode(status)
+        return self._process.wait(TIMEOUT_S)
 
     def _read(self, deadline: float) -> bool:
         if not select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))[0]:
