@@ -68,6 +68,17 @@ def test_choices_are_indexed_by_prompt_then_answer(text: ModelText) -> None:
     assert usage == Usage(prompt_tokens, 4, cached_tokens=2)
 
 
+def test_the_answers_of_a_prompt_share_what_may_be_long(text: ModelText) -> None:
+    worker = FakeWorker(DONE)
+    sampling, stop = SamplingOptions(logit_bias={1: 2.0}), StopOptions(ids=(70,))
+    events_of(engine_of(text, worker), raw("The quick", n=2, sampling=sampling, stop=stop))
+    first, second = worker.rows
+    assert first.tokens is second.tokens
+    assert first.stop_ids is second.stop_ids
+    assert first.sampling.logit_bias is second.sampling.logit_bias
+    assert (first.id, second.id) == (1, 2)
+
+
 def test_without_a_seed_no_two_answers_are_the_same(text: ModelText) -> None:
     worker = FakeWorker(DONE)
     events_of(engine_of(text, worker), raw("The", "The", n=3))

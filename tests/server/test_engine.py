@@ -1,9 +1,11 @@
 """The engine with a worker that says what the test wants."""
 
 import asyncio
+import dataclasses
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,7 +15,9 @@ from pomona.conversation.conversation import (
     Conversation,
     GenerationRequest,
     Message,
+    RawText,
     Role,
+    Source,
     StopOptions,
     TextPart,
 )
@@ -23,6 +27,7 @@ from pomona.link.client import RowStream
 from pomona.link.messages import FinishReason, ModelInfo, RowUpdate, Submit
 from pomona.server.engine import Engine, Limits, Worker
 from pomona.text.model_text import ModelText
+from pomona.text.prompt import Prompt, PromptBuilder
 
 Script = list[RowUpdate | PomonaError]
 
@@ -103,6 +108,38 @@ def test_updates_become_events(text: ModelText, ids: Callable[[str], list[int]])
     assert finished.usage.cached_tokens == 4
     assert finished.usage.completion_tokens == len(ids("Hello 모"))
     assert worker.cancelled == []
+
+
+class ThreadsOfBuild:
+    """Remembers in which thread prompts were built."""
+
+    def __init__(self, prompts: PromptBuilder) -> None:
+        self._prompts = prompts
+        self.seen: set[threading.Thread] = set()
+
+    def build(self, source: Source) -> Prompt:
+        self.seen.add(threading.current_thread())
+        return self._prompts.build(source)
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        (Conversation((Message(Role.USER, ()),) * 200),),
+        (RawText("a"),) * 200,
+        (RawText("a " * 3000),),
+    ],
+)
+def test_what_takes_long_to_encode_does_not_hold_the_event_loop_up(
+    text: ModelText, sources: tuple[Source, ...]
+) -> None:
+    info = msgspec.structs.replace(INFO, context_tokens=100_000)
+    prompts = ThreadsOfBuild(text.prompts)
+    watched = dataclasses.replace(text, prompts=cast(PromptBuilder, prompts))
+    worker = FakeWorker([RowUpdate(1, finish=FinishReason.STOP)], info)
+    events_of(engine_of(watched, worker), GenerationRequest(sources))
+    assert prompts.seen
+    assert threading.current_thread() not in prompts.seen
 
 
 def test_text_held_back_is_given_out_at_the_end(text: ModelText, ids: Callable[[str], list[int]]) -> None:

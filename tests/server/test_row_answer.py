@@ -144,6 +144,17 @@ def prompt_logprobs(text: ModelText, prompt: str) -> list[TokenLogprobs]:
     ]
 
 
+def test_an_echo_counts_the_special_tokens_that_were_written_out(text: ModelText) -> None:
+    prompt = "<|im_start|>user é<|im_end|>b"
+    update = RowUpdate(1, prompt_done=9, prompt_logprobs=prompt_logprobs(text, prompt))
+    (delta,) = answer_of(text, prompt, echo=True, logprobs=0).take(update)
+    assert isinstance(delta, TextDelta)
+    assert delta.text == prompt
+    wanted = (b"<|im_start|>", b"<|im_end|>", b"b")
+    offsets = [(item.token, item.offset) for item in delta.logprobs if item.token in wanted]
+    assert offsets == [(b"<|im_start|>", 0), (b"<|im_end|>", 18), (b"b", 28)]
+
+
 @pytest.mark.parametrize("pieces", [1, 2, 5])
 def test_an_echo_with_logprobs(text: ModelText, pieces: int) -> None:
     prompt = "The quick 😀 jumps"

@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from pomona.config import ServeSettings
 from pomona.conversation.conversation import (
     Conversation,
@@ -39,6 +41,8 @@ T = TypeVar("T")
 
 # Rendering and encoding more than this holds the event loop up for milliseconds.
 MAX_INLINE_CHARACTERS = 4096
+# A message or a prompt costs as much as so many characters, however short it is.
+ITEM_CHARACTERS = 32
 SEED_BITS = 63
 # Rows of one request, whatever its prompts and answers per prompt.
 MAX_ROWS = 2048
@@ -151,7 +155,8 @@ class Engine:
             if not isinstance(source, TokenIds):
                 # Encoding what can never fit would keep a core busy for a minute.
                 self._room(self._text.tokenizer.least_tokens(size), _param(source), counted=False)
-        inline = sum(sizes) <= MAX_INLINE_CHARACTERS
+        work = sum(sizes) + ITEM_CHARACTERS * sum(map(_items, request.sources))
+        inline = work <= MAX_INLINE_CHARACTERS
         return build() if inline else await asyncio.to_thread(build)
 
     # ------------------------------------------------------------------ rows
@@ -160,27 +165,32 @@ class Engine:
         """In the order of choices. What does not fit is found before any is submitted."""
         rows = []
         for i, (source, prompt) in enumerate(zip(request.sources, prompts, strict=True)):
-            room = self._room(len(prompt.ids), _param(source))
-            for k in range(request.computed):
-                rows.append((Place(i, k), self._row(request, prompt, room, k)))
+            first = self._row(request, prompt, self._room(len(prompt.ids), _param(source)))
+            rows.append((Place(i, 0), first))
+            # They share what may be long: tokens, stop ids, bias.
+            rows += [(Place(i, k), self._again(first, request, k)) for k in range(1, request.computed)]
         return rows
 
-    def _row(self, request: GenerationRequest, prompt: Prompt, room: int, answer: int) -> Submit:
+    def _row(self, request: GenerationRequest, prompt: Prompt, room: int) -> Submit:
+        """The row of a prompt's first answer."""
         wanted = request.stop.max_tokens
         max_tokens = room if wanted is None else max(1, min(wanted, room))
         return Submit(
             id=next(self._row_ids),
             tokens=Submit.pack(prompt.ids),
-            sampling=self._sampling(request, answer, max_tokens),
+            sampling=self._sampling(request, max_tokens),
             max_tokens=max_tokens,
             stop_ids=self._stop_ids(request, prompt),
             boundaries=Submit.pack(prompt.boundaries),
             prompt_logprobs=request.logprobs if request.echo else None,
         )
 
-    def _sampling(self, request: GenerationRequest, answer: int, max_tokens: int) -> Sampling:
+    def _again(self, first: Submit, request: GenerationRequest, answer: int) -> Submit:
+        sampling = replace(first.sampling, seed=_seed(request, answer))
+        return replace(first, id=next(self._row_ids), sampling=sampling)
+
+    def _sampling(self, request: GenerationRequest, max_tokens: int) -> Sampling:
         wanted, defaults = request.sampling, self._text.defaults
-        seed = secrets.randbits(SEED_BITS) if wanted.seed is None else wanted.seed + answer
         ranked = request.computed > request.n
         return Sampling(
             temperature=_or(wanted.temperature, defaults.temperature),
@@ -191,7 +201,7 @@ class Engine:
             presence_penalty=wanted.presence_penalty,
             frequency_penalty=wanted.frequency_penalty,
             logit_bias=dict(wanted.logit_bias),
-            seed=seed % (1 << SEED_BITS),
+            seed=_seed(request, 0),
             min_tokens=min(request.stop.min_tokens, max_tokens),
             logprobs=0 if request.logprobs is None and ranked else request.logprobs,
         )
@@ -261,6 +271,15 @@ class Deadline:
 
 def _param(source: Source) -> str:
     return "messages" if isinstance(source, Conversation) else "prompt"
+
+
+def _seed(request: GenerationRequest, answer: int) -> int:
+    wanted = request.sampling.seed
+    return secrets.randbits(SEED_BITS) if wanted is None else (wanted + answer) % (1 << SEED_BITS)
+
+
+def _items(source: Source) -> int:
+    return len(source.messages) if isinstance(source, Conversation) else 1
 
 
 def _size(source: Source) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import reduce
 from operator import add
 
-from pomona.conversation.events import Event, Failed, Finished, Heartbeat, Started, TextDelta, Usage
+from pomona.conversation.events import Event, Failed, Finished, Heartbeat, TextDelta, Usage
 from pomona.server.row_answer import RowAnswer
 
 
@@ -22,10 +22,6 @@ async def best(
     ends: list[Finished | None] = [None for _ in answers]
     async for event in events:
         match event:
-            case Started(choice=choice):
-                source, answer = divmod(choice, best_of)
-                if answer < n:
-                    yield replace(event, choice=source * n + answer)
             case TextDelta(choice=choice):
                 deltas[choice].append(event)
             case Finished(choice=choice):

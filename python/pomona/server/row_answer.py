@@ -189,6 +189,8 @@ class _Echo:
         self.text = prompt.text
         self._ids = prompt.ids
         self._describe = Describer(text, request.logprobs)
+        self._bytes = text.tokenizer.codec.token_bytes
+        self._special_ids = text.special_ids
         self._detokenizer: Detokenizer = text.detokenizer()
         self._logprobs: list[TokenLogprobs] = []
 
@@ -210,8 +212,15 @@ class _Echo:
             described.append(
                 self._describe.unknown(id_, at) if logprobs is None else self._describe(logprobs, at)
             )
-            offset += len(self._detokenizer.feed([id_]))
+            offset += self._length(id_, offset)
         return described
+
+    def _length(self, id_: int, offset: int) -> int:
+        """Characters that a token adds. A special token has some where the client wrote it out."""
+        if id_ not in self._special_ids:
+            return len(self._detokenizer.feed([id_]))
+        written = self._bytes(id_).decode()
+        return len(written) if self.text.startswith(written, offset) else 0
 
 
 class Describer:
