@@ -14,6 +14,8 @@ from tests.tiny_models import tiny_model as build_tiny_model
 
 from pomona import __version__
 from pomona.cli import main
+from pomona.cli.client import parse_line
+from pomona.cli.errors import CommandError
 from pomona.cli.progress import shown_progress
 from pomona.config import ServeSettings, WorkerOptions
 from pomona.config.environment import TRACEBACK_VARIABLE
@@ -124,3 +126,9 @@ def test_progress_without_a_terminal_is_a_line_per_stage(capsys: pytest.CaptureF
         for progress in (Progress("reading"), Progress("converting", 1, 2), Progress("converting", 2, 2)):
             report(progress)
     assert capsys.readouterr().err == "pomona: preparing: reading\npomona: preparing: converting\n"
+
+
+def test_the_error_of_a_server_cannot_steer_the_terminal() -> None:
+    with pytest.raises(CommandError) as error:
+        parse_line('data: {"error": {"message": "no\\u001b[2J\\nroom"}}')
+    assert str(error.value) == "The server ended the answer: no [2J room"

@@ -100,21 +100,24 @@ def test_closing_an_ended_row_cancels_nothing(folder: Path, text: ModelText) -> 
             ended.close()
             waiting = worker.submit(row(text, 2, "await-cancel"))
             assert await answer(worker, text, 3, "say b") == "b"
-            assert await waiting.next(0.0) is None
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await anext(waiting)
 
     asyncio.run(run())
 
 
-def test_silence_gives_none_and_loses_nothing(folder: Path, text: ModelText) -> None:
+def test_waiting_in_vain_loses_nothing(folder: Path, text: ModelText) -> None:
     async def run() -> None:
         async with running(folder) as worker:
             stream = worker.submit(row(text, 1, "begin a"))
             updates = [await anext(stream), await anext(stream)]
             assert [len(update.tokens) for update in updates] == [0, 1]
-            assert await stream.next(0.01) is None
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await anext(stream)
             assert await answer(worker, text, 2, "release") == "released"
-            assert await stream.next(0.0) == RowUpdate(1, finish=FinishReason.STOP)
-            assert await stream.next(0.0) is None
+            assert [update async for update in stream] == [RowUpdate(1, finish=FinishReason.STOP)]
 
     asyncio.run(run())
 
@@ -146,6 +149,38 @@ def test_a_killed_worker_is_named_by_its_signal(folder: Path, text: ModelText) -
             os.kill(worker.pid, signal.SIGKILL)
             with pytest.raises(WorkerLostError, match="SIGKILL"):
                 await anext(stream)
+
+    asyncio.run(run())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has real-time signals")
+def test_a_worker_killed_by_a_signal_without_a_name_is_lost_too(folder: Path, text: ModelText) -> None:
+    async def run() -> None:
+        async with running(folder) as worker:
+            stream = worker.submit(row(text, 1, "hang"))
+            await anext(stream)
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGRTMIN + 5)
+            with pytest.raises(WorkerLostError, match=f"ended by signal {signal.SIGRTMIN + 5}"):
+                async with asyncio.timeout(30):
+                    await anext(stream)
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_has_hung_up_is_not_asked_to_stop(
+    folder: Path, text: ModelText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "EXIT_WAIT_S", 0.01)
+    monkeypatch.setattr(process_module, "STOP_WAIT_S", 1000.0)
+
+    async def run() -> None:
+        worker = make(folder)
+        await worker.start()
+        with pytest.raises(WorkerLostError, match="closed its connection"):
+            await answer(worker, text, 1, "hang-up")
+        async with asyncio.timeout(20):
+            await worker.stop()
 
     asyncio.run(run())
 

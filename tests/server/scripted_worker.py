@@ -8,6 +8,7 @@
     await-cancel  answer "cancelled" once a row has been cancelled
     fail          end with an error
     die           exit at once
+    hang-up       close the connection and stay
     sampling      answer with the sampling parameters and max_tokens
 
 Modes (first argument) change the start and the end: ready, load-failed, exit, stubborn (does not stop when
@@ -133,6 +134,9 @@ class ScriptedWorker:
                 self._update(RowUpdate(row.id, finish=FinishReason.ERROR, error="the model broke"))
             case "die":
                 os._exit(7)
+            case "hang-up":
+                self._sock.close()
+                signal.pause()
             case "sampling":
                 values = {name: getattr(row.sampling, name) for name in row.sampling.__struct_fields__}
                 values["max_tokens"] = row.max_tokens

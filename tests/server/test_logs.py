@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from typing import Any
 
+import httpx
 import pytest
 from tests.server.conftest import MODEL, Server, StartServer, body
 
@@ -100,6 +102,11 @@ def test_a_line_for_people(start_server: StartServer) -> None:
     server = start_server(worker={"log_level": "info"})
     server.post("say one two")
     server.http.get("/a%0Ab%7F")
+    url = httpx.URL(server.root)
+    with socket.create_connection((url.host, url.port or 0), timeout=30) as sock:
+        sock.sendall(b"GET\nforged\x1b[2J / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        while sock.recv(4096):
+            pass
     _, _, err = server.terminate()
     pattern = (
         r"^[\d-]+ [\d:,]+ INFO pomona\.server\.logs: request req_\w+ POST /v1/chat/completions: "
@@ -107,6 +114,7 @@ def test_a_line_for_people(start_server: StartServer) -> None:
     )
     assert re.search(pattern, err, re.MULTILINE)
     assert all(re.match(r"[\d-]+ [\d:,]+ [A-Z]+ |Loading ", line) for line in err.splitlines())
+    assert "\x1b" not in err
 
 
 def test_only_what_went_wrong_by_default(start_server: StartServer) -> None:

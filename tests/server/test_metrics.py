@@ -143,15 +143,10 @@ class FakeStream(RowStream):
         self._updates = iter(updates)
         self.closed = False
 
-    async def next(self, timeout_s: float) -> RowUpdate | None:
+    async def __anext__(self) -> RowUpdate:
         update = next(self._updates, None)
         if update is None:
             raise WorkerLostError("gone")
-        return update
-
-    async def __anext__(self) -> RowUpdate:
-        update = await self.next(0.0)
-        assert update is not None
         return update
 
     def close(self) -> None:
@@ -163,11 +158,12 @@ class FakeWorker:
     heartbeat = None
     restarts = 2
 
-    def __init__(self, stream: FakeStream) -> None:
+    def __init__(self, stream: FakeStream, ready: bool = False) -> None:
         self._stream = stream
+        self._ready = ready
 
     def health(self) -> Any:
-        return type("Health", (), {"ready": False})
+        return type("Health", (), {"ready": self._ready})
 
     def submit(self, row: Submit) -> RowStream:
         return self._stream
@@ -191,7 +187,7 @@ def test_times_are_those_of_the_row() -> None:
         nonlocal now
         for wait_s in (3.0, 4.0, 1.0, 1.0):
             now += wait_s
-            await row.next(0.0)
+            await anext(row)
 
     asyncio.run(run())
     row.close()
@@ -210,14 +206,20 @@ def test_times_are_those_of_the_row() -> None:
     assert stream.closed
 
 
-@pytest.mark.parametrize("step", ["next", "anext"])
-def test_a_lost_row_ends_once(step: str) -> None:
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_server_that_is_shutting_down_is_not_ready(closing: bool) -> None:
+    metrics = Metrics("m")
+    metrics.watch(cast(Worker, FakeWorker(FakeStream([]), ready=True)), closing=lambda: closing)
+    assert samples(metrics.render().decode())["pomona_ready"] == (not closing)
+
+
+def test_a_lost_row_ends_once() -> None:
     metrics = Metrics("m")
     row = metrics.watch(cast(Worker, FakeWorker(FakeStream([])))).submit(Submit(1, b"", Sampling(), 9, []))
 
     async def run() -> None:
         with pytest.raises(WorkerLostError):
-            await (row.next(0.0) if step == "next" else anext(row))
+            await anext(row)
 
     asyncio.run(run())
     row.close()

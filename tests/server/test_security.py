@@ -143,6 +143,23 @@ def test_a_new_and_a_revoked_key_count_at_once(start_server: StartServer) -> Non
         assert client.get("/v1/models", headers={"x-api-key": key}).status_code == 401
 
 
+def test_the_last_key_revoked_does_not_open_a_server_to_the_network(
+    tmp_path: Path, start_server: StartServer
+) -> None:
+    store = KeyStore(tmp_path / "network-keys.json")
+    _, key = store.create("only")
+    server = start_server(host="0.0.0.0", api_keys_file=str(store.path))
+    headers = {"x-api-key": key}
+    with server.http as client:
+        assert client.get("/v1/models", headers=headers).status_code == 200
+        store.revoke("only")
+        assert client.get("/v1/models").status_code == 401
+        assert client.get("/v1/models", headers=headers).status_code == 401
+        assert client.get("/health").json() == {"status": "ready"}
+        store.path.unlink()
+        assert client.get("/v1/models").status_code == 401
+
+
 def test_a_broken_key_file_opens_nothing(start_server: StartServer) -> None:
     server = start_server()
     Path(server.settings.api_keys_file or "").write_text("{}broken")

@@ -166,7 +166,7 @@ def check_status(reply: httpx.Response) -> None:
         body = json.loads(reply.content)
         sentence = _sentence(body["error"])
     except (ValueError, KeyError, TypeError):
-        sentence = reply.text.strip()[:SHOWN_CHARACTERS] or "no reason given"
+        sentence = _sentence(reply.text.strip()) or "no reason given"
     raise CommandError(f"The server refused with status {reply.status_code}: {sentence}")
 
 
@@ -185,7 +185,8 @@ def _not_an_api(content: bytes) -> NoReturn:
 
 def _sentence(error: Any) -> str:
     message = error.get("message") if isinstance(error, dict) else error
-    return str(message)[:SHOWN_CHARACTERS]
+    # It is printed as it is: nothing in it may steer the terminal.
+    return "".join(char if char.isprintable() else " " for char in str(message)[:SHOWN_CHARACTERS])
 
 
 def _reason(error: Exception) -> str:

@@ -40,7 +40,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="For programs.")]
         print(json.dumps(msgspec.to_builtins(infos)))
         return
     if not infos:
-        print("There are no keys: everybody who reaches the server may use it. See `pomona keys create`.")
+        print("There are no keys: any program on this machine may use the server. See `pomona keys create`.")
         return
     table = Table("id", "name", "created", "key", box=None, pad_edge=False)
     for info in infos:

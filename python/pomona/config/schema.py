@@ -221,7 +221,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     max_choices: Annotated[
-        int, Setting(help="Most answers to one request (n, best_of).", group="Limits", ge=1, le=1024)
+        int, Setting(help="Most answers to one prompt (n, best_of).", group="Limits", ge=1, le=1024)
     ] = 128
     request_timeout_s: Annotated[
         float | None,
@@ -283,7 +283,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     restart_limit: Annotated[
         int,
         Setting(
-            help="Restarts in a row after which the server gives up; 0 starts no worker again.",
+            help="Restarts within ten minutes after which the server gives up; 0 starts no worker again.",
             group="Supervision",
             ge=0,
         ),

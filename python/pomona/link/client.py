@@ -59,18 +59,6 @@ class RowStream:
             raise StopAsyncIteration
         return self._open(await self._queue.get())
 
-    async def next(self, timeout_s: float) -> RowUpdate | None:
-        """The next update, or None after `timeout_s` of silence or at the end."""
-        if self._ended:
-            return None
-        if not self._queue.empty():
-            return self._open(self._queue.get_nowait())
-        try:
-            async with asyncio.timeout(timeout_s):
-                return self._open(await self._queue.get())
-        except TimeoutError:
-            return None
-
     def close(self) -> None:
         if not self._ended:
             self._ended = True

@@ -116,7 +116,7 @@ class WorkerProcess:
         """End the process: ask, then terminate, then kill; leave nothing behind. Safe to call again."""
         self._stopping = True
         if self._process is not None:
-            if self._client is not None and self._client.loaded:
+            if self._client is not None and self._client.loaded and self._client.loss is None:
                 self._client.send_stop()
                 await _wait(self._process, STOP_WAIT_S)
             await _end(self._process)
@@ -213,4 +213,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended with status {code}"
-    return f"was ended by {signal.Signals(-code).name}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # real-time signals have numbers only
+        name = f"signal {-code}"
+    return f"was ended by {name}"

@@ -96,10 +96,6 @@ class Supervisor:
     def open_rows(self) -> int:
         return 0 if self._worker is None else self._worker.open_rows
 
-    @property
-    def healthy(self) -> bool:
-        return self.health().ready
-
     def health(self) -> Health:
         if self._state is State.READY and self._worker is not None and self._worker.loss is not None:
             # The keeper has not come round yet.

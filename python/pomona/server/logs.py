@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # Asked every few seconds by whoever watches the server.
 PROBES = ("/health", "/metrics")
+MAX_METHOD_CHARACTERS = 20
 MAX_PATH_CHARACTERS = 200
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -94,7 +95,7 @@ def _describe(request: Request, trace: RequestTrace) -> dict[str, Any]:
     response = request.stream.response if request.stream is not None else None
     fields: dict[str, Any] = {
         "request_id": trace.request_id,
-        "method": request.method,
+        "method": CONTROLS.sub("?", request.method[:MAX_METHOD_CHARACTERS]),
         "path": CONTROLS.sub("?", request.path[:MAX_PATH_CHARACTERS]),
         "status": CLIENT_CLOSED if response is None else response.status,
         "total_s": _seconds(trace.began_at, time.monotonic()),

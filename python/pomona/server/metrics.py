@@ -102,9 +102,9 @@ class Metrics:
         build.add_metric((__version__, model), 1)
         self.registry.register(_Fixed(build))
 
-    def watch(self, worker: Worker) -> MeteredWorker:
-        """`worker`, with its rows and its state counted."""
-        self.registry.register(_WorkerState(worker))
+    def watch(self, worker: Worker, closing: Callable[[], bool] = lambda: False) -> MeteredWorker:
+        """`worker`, with its rows and its state counted. `closing`: whether requests are refused anyway."""
+        self.registry.register(_WorkerState(worker, closing))
         return MeteredWorker(self, worker)
 
     def replied(self, route: str | None, method: str, status: int) -> None:
@@ -127,10 +127,7 @@ class MeteredWorker:
         return self._worker.info
 
     def submit(self, row: Submit) -> RowStream:
-        return _MeteredStream(self._metrics, self._worker.submit(row), len(row.tokens) // TOKEN_BYTES)
-
-
-TOKEN_BYTES = 4  # of `Submit.tokens`
+        return _MeteredStream(self._metrics, self._worker.submit(row), row.prompt_tokens)
 
 
 class _MeteredStream(RowStream):
@@ -152,16 +149,6 @@ class _MeteredStream(RowStream):
             self._end(LOST)
             raise
         self._see(update)
-        return update
-
-    async def next(self, timeout_s: float) -> RowUpdate | None:
-        try:
-            update = await self._stream.next(timeout_s)
-        except PomonaError:
-            self._end(LOST)
-            raise
-        if update is not None:
-            self._see(update)
         return update
 
     def close(self) -> None:
@@ -209,13 +196,13 @@ class _Fixed(Collector):
 class _WorkerState(Collector):
     """The worker's figures begin anew with a new worker, which Prometheus takes for what it is."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, closing: Callable[[], bool]) -> None:
         self._worker = worker
+        self._closing = closing
 
     def collect(self) -> Iterator[Metric]:
-        yield _gauge(
-            "ready", "1 when a request sent now would be computed.", float(self._worker.health().ready)
-        )
+        ready = self._worker.health().ready and not self._closing()
+        yield _gauge("ready", "1 when a request sent now would be computed.", float(ready))
         yield _counter("worker_restarts", "Times that the worker was started again.", self._worker.restarts)
         beat = self._worker.heartbeat
         if beat is None:

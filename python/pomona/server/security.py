@@ -68,6 +68,8 @@ class Gate:
 
     def __init__(self, settings: ServeSettings, keys: Keys) -> None:
         self._keys = keys
+        # As at the start: revoking the last key must not open a server to the network.
+        self._works_keyless = settings.allow_remote or is_loopback(settings.host)
         self._bound = settings.host.lower()
         self._beyond_loopback = not is_loopback(settings.host)
         self._hosts = frozenset(host.lower().strip("[]") for host in settings.allowed_hosts)
@@ -88,7 +90,7 @@ class Gate:
     def knows(self, request: Request) -> bool:
         """Whether the caller may see everything: has a key, or none is needed."""
         if self._keys.empty:
-            return True
+            return self._works_keyless
         return any(self._keys.verify(key) is not None for key in _given_keys(request.headers))
 
     def allows_origin(self, origin: str) -> bool:

@@ -55,13 +55,15 @@ class Services:
     @staticmethod
     def of(settings: ServeSettings, worker: Supervisor, text: ModelText) -> Services:
         metrics = Metrics(settings.model_name)
+        admission = Admission(settings.max_queue)
+        metered = metrics.watch(worker, closing=lambda: admission.closing)
         return Services(
             settings=settings,
             text=text,
             model=ServedModel.of(settings),
             worker=worker,
-            engine=Engine(text, metrics.watch(worker), Limits.of(settings)),
-            admission=Admission(settings.max_queue),
+            engine=Engine(text, metered, Limits.of(settings)),
+            admission=admission,
             metrics=metrics,
         )
 

@@ -37,6 +37,9 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        # Not select.select: the number is the server's, and may be above its 1023.
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
         self._buffer = FrameBuffer()
         self._lock = threading.Lock()
 
@@ -51,7 +54,7 @@ class Connection:
     def receive(self, timeout_s: float) -> list[ToWorker]:
         """Messages that have arrived; waits up to `timeout_s` when there are none yet."""
         messages: list[ToWorker] = []
-        while select.select([self._sock], [], [], 0 if messages else timeout_s)[0]:
+        while self._poll.poll(0 if messages else timeout_s * 1000):
             try:
                 data = self._sock.recv(RECEIVE_BYTES)
             except OSError as error:
