@@ -1,7 +1,7 @@
 """The steps of an answer, as every API serialises them.
 
 A stream writes each event; a collected reply is the fold of the same events. `choice` is the index of
-the answer an event belongs to.
+the answer an event belongs to; a heartbeat is of all of them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ class Heartbeat:
     """Nothing new for a while. `progress` is the part of the prompt that is computed, 0 to 1."""
 
     progress: float
-    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,13 @@ from sanic.exceptions import SanicException
 from pomona.conversation.errors import InvalidRequestError, PomonaError
 from pomona.conversation.events import Event, Failed
 from pomona.server.errors import INTERNAL_MESSAGE, request_id
-from pomona.server.limits import MAX_INLINE_BYTES
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# Of small messages, reading more than this holds the event loop up for milliseconds.
+MAX_INLINE_BYTES = 64 * 1024
 TIMEOUT_HEADER = "x-request-timeout"
 # Proxies must pass events on as they come.
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
