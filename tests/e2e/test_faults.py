@@ -269,9 +269,11 @@ def descriptors(server: Server) -> dict[str, int]:
 
 def tear_at(server: Server, before: dict[str, int], rounds: int, seed: int) -> None:
     choose = random.Random(seed)
-    workers = []
+    workers: list[int] = []
     with Load(server) as load:
         for _ in range(rounds):
+            # Readiness alone may still be that of the worker just killed.
+            until(lambda: set(server.worker_pids()) - set(workers), "there is a new worker")
             server.wait_for(lambda reply: reply.status_code == 200)
             worker = server.worker_pid()
             workers.append(worker)
