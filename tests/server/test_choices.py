@@ -145,6 +145,7 @@ def test_closing_cancels_every_row(text: ModelText) -> None:
         (raw(*(["a"] * (MAX_ROWS // 4 + 1)), n=4), "prompt"),
         (raw("a", sampling=SamplingOptions(logit_bias={512: 1})), "logit_bias"),
         (raw("a", stop=StopOptions(ids=(3, 512))), "stop_token_ids"),
+        (raw("a", stop=StopOptions(min_tokens=1, ids=tuple(range(512)))), "stop_token_ids"),
     ],
 )
 def test_what_this_server_does_not_compute(text: ModelText, given: GenerationRequest, param: str) -> None:

@@ -31,7 +31,7 @@ def post(server: Server, path: str, **body: Any) -> Any:
 @pytest.mark.parametrize("prefix", ["", "/v1"])
 def test_there_and_back(server: Server, tokenizer: Tokenizer, prefix: str) -> None:
     text = "<|im_start|>Hello, 모델 😀!"
-    reply = post(server, f"{prefix}/tokenize", content=text, model=MODEL)
+    reply = post(server, f"{prefix}/tokenize", content=text, model=MODEL, messages=None, add_special=None)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert reply == {"tokens": ids, "count": len(ids)}
     assert post(server, f"{prefix}/detokenize", tokens=ids, model="default") == {"content": text}

@@ -25,7 +25,7 @@ class TokenizeRequest(TokenizingBody):
 
     content: str | None = None
     messages: Messages | None = None
-    add_special: bool = False  # begin with the tokenizer's own BOS, if it has one
+    add_special: bool | None = None  # begin with the tokenizer's own BOS, if it has one
 
 
 class DetokenizeRequest(TokenizingBody):

@@ -209,7 +209,15 @@ class Engine:
     def _stop_ids(self, request: GenerationRequest, prompt: Prompt) -> list[int]:
         own = [] if request.stop.ignore_eos else [*self._text.tokenizer.stop_ids, *prompt.stop_ids]
         limit = self._worker.info.vocab_size
-        return [id_ for id_ in dict.fromkeys([*own, *request.stop.ids]) if id_ < limit]
+        ids = [id_ for id_ in dict.fromkeys([*own, *request.stop.ids]) if id_ < limit]
+        if request.stop.min_tokens and len(ids) == limit:
+            raise InvalidRequestError(
+                "Invalid value for 'stop_token_ids': with 'min_tokens' there must be a token that does not "
+                "end the answer.",
+                "stop_token_ids",
+                "invalid_value",
+            )
+        return ids
 
     def _room(self, prompt_tokens: int, param: str, counted: bool = True) -> int:
         """Tokens that an answer may have. max_tokens is a wish: what does not fit is cut."""
