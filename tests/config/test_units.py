@@ -14,6 +14,7 @@ from pomona.config.units import exact_bytes, format_bytes, format_number, parse_
         ("1.5GiB", 3 * 2**29),
         ("800 mb", 8 * 10**8),
         ("64k", 64000),
+        (f"{'9' * 400}.5", int("9" * 400)),
         ("512", 512),
         ("0", 0),
     ],

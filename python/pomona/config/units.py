@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from fractions import Fraction
 
 DECIMAL = {"T": 1000**4, "G": 1000**3, "M": 1000**2, "K": 1000}
 BINARY = {"T": 1024**4, "G": 1024**3, "M": 1024**2, "K": 1024}
@@ -19,8 +20,8 @@ def parse_bytes(text: str) -> int:
         raise ValueError(f"{text!r} is not a size; write for example 800MB or 8GB")
     unit = match[2].upper()
     factor = (BINARY if match[3] else DECIMAL)[unit] if unit else 1
-    # Whole numbers stay exact however large they are.
-    return int(match[1]) * factor if match[1].isdigit() else int(float(match[1]) * factor)
+    # Exact, however large it is.
+    return int(Fraction(match[1]) * factor)
 
 
 def exact_bytes(count: int) -> str:
