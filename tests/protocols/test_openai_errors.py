@@ -16,6 +16,7 @@ from pomona.conversation.errors import (
     WorkerLostError,
 )
 from pomona.protocols.openai_errors import error_reply, http_error_reply
+from pomona.protocols.openai_wire import error_event
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,9 @@ def test_only_what_may_succeed_later_is_retried() -> None:
 @pytest.mark.parametrize(("status", "type_"), [(404, "invalid_request_error"), (503, "server_error")])
 def test_errors_of_the_framework(status: int, type_: str) -> None:
     assert http_error_reply(status, "m").type == type_
+
+
+def test_an_error_in_a_stream_is_one_line() -> None:
+    event = error_event(RowFailedError("a\u2028b\u2029c\u0085d\ne")).decode()
+    assert event.splitlines() == [event.rstrip("\n"), ""]
+    assert json.loads(event.removeprefix("data: "))["error"]["message"] == "a\u2028b\u2029c\u0085d\ne"

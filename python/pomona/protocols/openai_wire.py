@@ -69,14 +69,11 @@ def finite(logprob: float) -> float:
 
 
 def error_event(error: PomonaError) -> bytes:
-    return b"data: " + error_reply(error).body() + b"\n\n"
+    return b"data: " + _on_one_line(error_reply(error).body()) + b"\n\n"
 
 
 def encode(value: Any) -> bytes:
-    data = msgspec.json.encode(value)
-    for char, escape in LINE_ENDS:
-        data = data.replace(char, escape)
-    return data
+    return _on_one_line(msgspec.json.encode(value))
 
 
 class ChunkWriter:
@@ -142,3 +139,9 @@ async def fold(events: AsyncIterable[Event]) -> tuple[list[FoldedChoice], Usage]
 
 def _server_sent(value: Any) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
+
+
+def _on_one_line(json: bytes) -> bytes:
+    for char, escape in LINE_ENDS:
+        json = json.replace(char, escape)
+    return json
