@@ -10,6 +10,7 @@ import statistics
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pomona.config import WorkerOptions
 from pomona.worker import blas
@@ -51,8 +52,8 @@ def model_folder(argument: str | None) -> str:
     return str(resolve_model(argument).path)
 
 
-def load_model(folder: str, **options: object) -> tuple[LoadedModel, WorkerOptions]:
-    chosen = WorkerOptions(model=folder, **options)  # type: ignore[arg-type]
+def load_model(folder: str, **options: Any) -> tuple[LoadedModel, WorkerOptions]:
+    chosen = WorkerOptions(model=folder, **options)
     return load(chosen), chosen
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 import common
 from common import WorkerOptions
@@ -37,13 +38,13 @@ def stream_gaps(
     return quiet[1:], busy, seconds
 
 
-def _gaps(engine: Engine, until: object) -> list[float]:
+def _gaps(engine: Engine, until: Callable[[RowUpdate, int], bool]) -> list[float]:
     gaps: list[float] = []
     last = time.perf_counter()
     for _ in range(MAX_STEPS):
         done = False
         for update in engine.step():
-            done |= until(update, len(gaps))  # type: ignore[operator]
+            done |= until(update, len(gaps))
             if update.id == 1 and update.tokens:
                 now = time.perf_counter()
                 gaps.append(now - last)
