@@ -48,5 +48,5 @@ class OpenRows:
         try:
             async for update in stream:
                 self._queue.put_nowait((index, update))
-        except Exception as error:
+        except Exception as error:  # raised again where the queue is read
             self._queue.put_nowait((index, error))

@@ -66,7 +66,7 @@ async def stream(request: Request, events: AsyncGenerator[Event], writer: Writer
                 await response.send(data)
     except SanicException:  # the client has gone
         raise
-    except Exception:
+    except Exception:  # the status is sent: only an event can still tell the client, whatever went wrong
         log.exception("request %s failed in mid-stream", request_id(request))
         await response.send(writer.write(Failed(PomonaError(INTERNAL_MESSAGE))))
     await response.eof()
