@@ -5,6 +5,7 @@
 
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/utils.h"
+#include "kernels/cpu/variant.h"
 #include "ops/require.h"
 
 namespace pomona::ops {
@@ -83,7 +84,7 @@ void allocate_token_major(mx::array& out) {
 mx::array update_and_attend(const mx::array& q, const mx::array& k, const mx::array& v,
                             const Slab& slab, std::shared_ptr<const StepTable> table, float scale,
                             int window, const std::optional<mx::array>& sinks) {
-  kernels::cpu_variant();  // a wrong choice must raise here, not later on the stream's thread
+  kernels::kernels();  // a wrong choice must raise here, not later on the stream's thread
   check(q, k, v, slab, *table, window, sinks);
   std::vector<mx::array> inputs{q, k, v, slab.keys(), slab.values()};
   if (sinks) inputs.push_back(*sinks);

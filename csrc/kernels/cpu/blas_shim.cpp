@@ -53,9 +53,11 @@ template <typename Body>
 void share_out(const Product& p, int total, int piece, const Body& body) {
   const int pieces = (total + piece - 1) / piece;
   if (pieces < 2 || int64_t{p.m} * p.n * p.k < kThreadedWork) return body(0, total);
-  ThreadPool::shared().run(pieces, [&](int64_t i) {
-    const int first = static_cast<int>(i) * piece;
-    body(first, std::min(piece, total - first));
+  ThreadPool::shared().run(pieces, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      const int first = static_cast<int>(i) * piece;
+      body(first, std::min(piece, total - first));
+    }
   });
 }
 

@@ -1,17 +1,14 @@
 #include "kernels/cpu/paged_attention.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
-#include <stdexcept>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "kernels/cpu/attend_tile.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/variant.h"
 
 namespace pomona::kernels {
 namespace {
@@ -21,51 +18,6 @@ constexpr int64_t kTileFloats = 96 * 64;
 
 // Multiply-adds below which waking other threads costs more than it saves (about 30 us).
 constexpr int64_t kThreadedWork = 1 << 20;
-
-struct Variant {
-  const char* name;
-  bool supported;
-  AttendTile* attend_tile;
-};
-
-Variant choose_variant() {
-  // Best first.
-  const Variant variants[] = {
-#if defined(__x86_64__)
-      {"avx512",
-       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"),
-       avx512::attend_tile},
-      {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), avx2::attend_tile},
-      {"generic", true, generic::attend_tile},
-#elif defined(__aarch64__)
-      {"neon", true, neon::attend_tile},
-#else
-      {"generic", true, generic::attend_tile},
-#endif
-  };
-  const char* forced = std::getenv("POMONA_CPU_VARIANT");
-  if (forced == nullptr || *forced == '\0') {
-    return *std::ranges::find_if(variants, &Variant::supported);
-  }
-  const auto found = std::ranges::find(variants, std::string_view(forced),
-                                       [](const Variant& v) { return std::string_view(v.name); });
-  if (found == std::end(variants)) {
-    std::string message = "POMONA_CPU_VARIANT=" + std::string(forced) + " is not one of";
-    for (const Variant& v : variants) message += std::string(" ") + v.name;
-    throw std::runtime_error(message);
-  }
-  if (!found->supported) {
-    throw std::runtime_error("POMONA_CPU_VARIANT=" + std::string(forced) +
-                             ": this machine lacks these instructions");
-  }
-  return *found;
-}
-
-const Variant& variant() {
-  static const Variant chosen = choose_variant();
-  return chosen;
-}
 
 int64_t pad(int64_t n) { return (n + kPadding - 1) / kPadding * kPadding; }
 
@@ -183,19 +135,19 @@ void gather_rows(const SlabHalf& slab, std::span<const int32_t> table, int64_t c
 
 void attend(const Attention& a) {
   const std::vector<Tile> tiles = split_into_tiles(a);
-  const auto attend_one = [&](int64_t i) {
+  const auto attend_some = [&](int64_t begin, int64_t end) {
     thread_local Scratch scratch;
-    const int64_t rows = tiles[i].tokens * (a.q.heads / a.keys.heads);
-    variant().attend_tile(a, tiles[i], scratch.layout(a, rows));
+    for (int64_t i = begin; i < end; i++) {
+      const int64_t rows = tiles[i].tokens * (a.q.heads / a.keys.heads);
+      kernels().attend_tile(a, tiles[i], scratch.layout(a, rows));
+    }
   };
   const int64_t count = static_cast<int64_t>(tiles.size());
   if (multiply_adds(a) < kThreadedWork) {
-    for (int64_t i = 0; i < count; i++) attend_one(i);
+    attend_some(0, count);
   } else {
-    ThreadPool::shared().run(count, attend_one);
+    ThreadPool::shared().run(count, 1, attend_some);
   }
 }
-
-const char* cpu_variant() { return variant().name; }
 
 }  // namespace pomona::kernels

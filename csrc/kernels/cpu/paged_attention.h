@@ -65,8 +65,4 @@ void gather_rows(const SlabHalf& slab, std::span<const int32_t> table, int64_t c
 
 void attend(const Attention& attention);
 
-// The instruction set in use; POMONA_CPU_VARIANT forces one. Throws std::runtime_error when the
-// forced one is unknown or this machine lacks it.
-const char* cpu_variant();
-
 }  // namespace pomona::kernels

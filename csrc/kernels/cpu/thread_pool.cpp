@@ -39,16 +39,17 @@ ThreadPool& ThreadPool::shared() {
   return *pool;
 }
 
-void ThreadPool::run(int64_t count, const std::function<void(int64_t)>& task) {
-  if (workers_.empty() || count <= 1) {
-    for (int64_t i = 0; i < count; i++) task(i);
+void ThreadPool::run(int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_t)> body) {
+  if (workers_.empty() || count <= grain) {
+    for (int64_t i = 0; i < count; i += grain) body(i, std::min(i + grain, count));
     return;
   }
   std::lock_guard turn(turn_);
   {
     std::lock_guard lock(state_);
-    task_ = &task;
+    body_ = &body;
     count_ = count;
+    grain_ = grain;
     next_ = 0;
     open_ = true;
     round_++;
@@ -65,7 +66,7 @@ void ThreadPool::run(int64_t count, const std::function<void(int64_t)>& task) {
 }
 
 void ThreadPool::take_tasks() {
-  for (int64_t i; (i = next_.fetch_add(1)) < count_;) (*task_)(i);
+  for (int64_t i; (i = next_.fetch_add(grain_)) < count_;) (*body_)(i, std::min(i + grain_, count_));
 }
 
 void ThreadPool::work() {

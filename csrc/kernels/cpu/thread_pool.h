@@ -9,25 +9,45 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 namespace pomona::kernels {
 
+// A callable without ownership: what it refers to must outlive the call.
+template <typename Signature>
+class FunctionRef;
+
+template <typename R, typename... Args>
+class FunctionRef<R(Args...)> {
+ public:
+  template <typename F>
+  FunctionRef(const F& f)  // NOLINT: implicit on purpose
+      : object_(&f), call_([](const void* object, Args... args) -> R {
+          return (*static_cast<const F*>(object))(args...);
+        }) {}
+  R operator()(Args... args) const { return call_(object_, args...); }
+
+ private:
+  const void* object_;
+  R (*call_)(const void*, Args...);
+};
+
 class ThreadPool {
  public:
   // The calling thread counts as one; the others are started here.
   explicit ThreadPool(int threads);
 
-  // As many threads as the process may use cores.
+  // As many threads as the process may use cores, or POMONA_CPU_THREADS of them.
   static ThreadPool& shared();
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls task(0) ... task(count - 1), each once, and returns when all are done.
-  void run(int64_t count, const std::function<void(int64_t)>& task);
+  // Calls body(begin, end) on pieces of at most `grain` that together make [0, count), each once,
+  // and returns when all are done. Every thread walks its own contiguous part and then takes pieces
+  // from the end of others' (streams of memory stay in order).
+  void run(int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_t)> body);
 
  private:
   void work();
@@ -41,8 +61,8 @@ class ThreadPool {
   std::mutex state_;
   std::condition_variable wake_;
   bool open_ = false;
-  const std::function<void(int64_t)>* task_ = nullptr;
-  int64_t count_ = 0;
+  const FunctionRef<void(int64_t, int64_t)>* body_ = nullptr;
+  int64_t count_ = 0, grain_ = 1;
 
   std::atomic<uint64_t> round_{0};
   std::atomic<int64_t> next_{0};
