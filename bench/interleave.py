@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable
 
 import common
-from common import WorkerOptions
 
 from pomona._core import StepPlanner
+from pomona.config import WorkerOptions
 from pomona.link.messages import RowUpdate
 from pomona.worker.engine import Engine
 from pomona.worker.model import LoadedModel
+from steps import prefill_seconds
 
 WARM_TOKENS = 24
 MAX_STEPS = 1_000_000
@@ -52,23 +53,6 @@ def _gaps(engine: Engine, until: Callable[[RowUpdate, int], bool]) -> list[float
         if done:
             return gaps
     raise RuntimeError("the benchmark did not end")
-
-
-def prefill_seconds(
-    loaded: LoadedModel, options: WorkerOptions, tokens: int, seed: int, planner: StepPlanner
-) -> float:
-    """Time to the first token of a prompt alone, with a planner that knows the rate."""
-    engine = common.engine(loaded, options)
-    engine.scheduler.planner = planner
-    engine.scheduler.submit(common.request(1, common.prompt(loaded, tokens, seed), 1))
-    started = time.perf_counter()
-    while engine.busy:
-        updates: list[RowUpdate] = engine.step()
-        if any(update.finish for update in updates):
-            break
-    seconds = time.perf_counter() - started
-    engine.settle()
-    return seconds
 
 
 def main() -> int:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 
 import common
-from common import WorkerOptions
 from msgspec import structs
 
+from pomona.config import WorkerOptions
 from pomona.worker.model import LoadedModel, load
 
 ANSWER_TOKENS = 8
