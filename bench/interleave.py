@@ -57,9 +57,11 @@ def _gaps(engine: Engine, until: Callable[[RowUpdate, int], bool]) -> list[float
 
 def main() -> int:
     parser = common.arguments(__doc__)
-    parser.add_argument("--tokens", type=int, default=4000, help="length of the prefill")
-    parser.add_argument("--pairs", type=int, default=3, help="pairs of chunked and unchunked prefills")
+    parser.add_argument("--tokens", type=int, help="length of the prefill (4000)")
+    parser.add_argument("--pairs", type=int, help="pairs of chunked and unchunked prefills (5)")
     args = parser.parse_args()
+    args.tokens = args.tokens or (300 if args.quick else 4000)
+    args.pairs = args.pairs or (1 if args.quick else 5)
     folder = common.model_folder(args.model)
     loaded, options = common.load_model(folder, pool_tokens=2 * args.tokens + 4096)
     chunked = common.engine(loaded, options).scheduler.planner
