@@ -114,7 +114,12 @@ NB_MODULE(_ops, m) {
              uint64_t seed) {
             new (self) kernels::DrawRule{temperature, top_k, top_p, min_p, seed};
           },
-          "temperature"_a, "top_k"_a = 0, "top_p"_a = 1.0f, "min_p"_a = 0.0f, "seed"_a = 0);
+          "temperature"_a, "top_k"_a = 0, "top_p"_a = 1.0f, "min_p"_a = 0.0f, "seed"_a = 0)
+      .def_ro("temperature", &kernels::DrawRule::temperature)
+      .def_ro("top_k", &kernels::DrawRule::top_k)
+      .def_ro("top_p", &kernels::DrawRule::top_p)
+      .def_ro("min_p", &kernels::DrawRule::min_p)
+      .def_ro("seed", &kernels::DrawRule::seed);
   m.def("choose", &ops::choose, "logits"_a, "rules"_a, "indices"_a);
   using MaybeArray = std::optional<mlx::core::array>;
   nb::class_<SharedWeights>(m, "Weights")

@@ -4,6 +4,7 @@ Must be called on the thread that does all MLX work.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import mlx.core as mx
 import numpy as np
@@ -118,6 +119,11 @@ class DrawRule:
     def __init__(
         self, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0
     ) -> None: ...
+    temperature: Final[float]
+    top_k: Final[int]
+    top_p: Final[float]
+    min_p: Final[float]
+    seed: Final[int]
 
 def choose(logits: mx.array, rules: Sequence[DrawRule], indices: Sequence[int]) -> mx.array:
     """A token int32 [W] for each row of logits [W, V] in float32, bfloat16 or float16; -1 where a row holds

@@ -8,7 +8,7 @@ min_p and the draw (in `_ops.choose`).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -25,7 +25,8 @@ _MASK64 = (1 << 64) - 1
 _MOST_TOKENS = (1 << 31) - 1
 
 
-class Draw(NamedTuple):
+@dataclass(slots=True)
+class Draw:
     """One row's request for a token. `index` counts the tokens it has sampled before."""
 
     rule: _ops.DrawRule
