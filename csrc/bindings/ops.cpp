@@ -4,13 +4,16 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 
 #include "kernels/cpu/variant.h"
+#include "ops/linear.h"
 #include "ops/slab.h"
 #include "ops/stamp.h"
 #include "ops/step_table.h"
 #include "ops/update_and_attend.h"
 #include "ops/update_and_gather.h"
+#include "ops/weights.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -26,7 +29,7 @@ using Pairs = Ints<nb::shape<-1, 2>>;
 
 std::span<const int32_t> span(const auto& ints) { return {ints.data(), ints.size()}; }
 
-// nanobind owns the two objects below; a primitive that outlives the Python handle needs a share of
+// nanobind owns the objects below; a primitive that outlives the Python handle needs a share of
 // its own.
 class Step {
  public:
@@ -37,6 +40,14 @@ class Step {
             span(visible), span(slots), span(copies))) {}
 
   std::shared_ptr<const ops::StepTable> table;
+};
+
+class SharedWeights {
+ public:
+  explicit SharedWeights(ops::Weights w)
+      : weights(std::make_shared<const ops::Weights>(std::move(w))) {}
+
+  std::shared_ptr<const ops::Weights> weights;
 };
 
 class SharedMoment {
@@ -79,6 +90,38 @@ NB_MODULE(_ops, m) {
         return ops::update_and_gather(x, slab, values, step.table);
       },
       "x"_a, "slab"_a, "values"_a, "table"_a);
+
+  using MaybeArray = std::optional<mlx::core::array>;
+  nb::class_<SharedWeights>(m, "Weights")
+      .def(
+          "__init__",
+          [](SharedWeights* self, const mlx::core::array& weight, const MaybeArray& scales,
+             const MaybeArray& biases, const MaybeArray& bias, int group_size, int bits,
+             const std::string& mode) {
+            new (self)
+                SharedWeights(ops::Weights(weight, scales, biases, bias, group_size, bits, mode));
+          },
+          "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(), "bias"_a = nb::none(),
+          "group_size"_a = 0, "bits"_a = 0, "mode"_a = "affine")
+      .def_prop_ro("rows", [](const SharedWeights& self) { return self.weights->rows(); })
+      .def_prop_ro("depth", [](const SharedWeights& self) { return self.weights->depth(); })
+      .def_prop_ro("experts", [](const SharedWeights& self) { return self.weights->experts(); })
+      .def(
+          "part",
+          [](const SharedWeights& self, int64_t first, int64_t count) {
+            return SharedWeights(self.weights->part(first, count));
+          },
+          "first"_a, "count"_a);
+  m.def(
+      "linear",
+      [](const mlx::core::array& x, const SharedWeights& w) { return ops::linear(x, w.weights); },
+      "x"_a, "weights"_a);
+  m.def(
+      "embed",
+      [](const mlx::core::array& ids, const SharedWeights& w) {
+        return ops::embed(ids, w.weights);
+      },
+      "ids"_a, "weights"_a);
 
   nb::class_<SharedMoment>(m, "Moment")
       .def(nb::init<>())

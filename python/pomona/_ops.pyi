@@ -93,6 +93,48 @@ def update_and_gather(x: mx.array, slab: Slab, values: bool, table: StepTable) -
     Block copies of the table are made for the written half (K or V) only.
     """
 
+class Weights:
+    """A weight matrix as mlx.nn keeps it, for the products below: dense [rows, depth] in float32, bfloat16
+    or float16, or packed by mx.quantize (affine with 2, 3, 4, 5, 6 or 8 bits; mxfp4, mxfp8, nvfp4). With a
+    leading axis [experts, rows, depth] it is a stack of matrices (mlx-lm's switch layers).
+
+    Holds the arrays, which must have been evaluated, and copies nothing. Raises ValueError when shapes and
+    dtypes do not fit each other.
+
+    bias: [rows], or [experts, rows].
+    """
+
+    def __init__(
+        self,
+        weight: mx.array,
+        scales: mx.array | None = None,
+        biases: mx.array | None = None,
+        bias: mx.array | None = None,
+        group_size: int = 0,
+        bits: int = 0,
+        mode: str = "affine",
+    ) -> None: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def experts(self) -> int:
+        """0 for a single matrix."""
+    def part(self, first: int, count: int) -> Weights:
+        """Rows [first, first + count): one matrix of several that are stored as one."""
+
+def linear(x: mx.array, weights: Weights) -> mx.array:
+    """x [..., depth] times the transposed matrix, plus its bias: [..., rows] in x's dtype.
+
+    Sums are float32 in one order per element, whatever the number of rows of x or threads.
+    """
+
+def embed(ids: mx.array, weights: Weights) -> mx.array:
+    """Rows of the matrix by int32 or uint32 ids [...]: [..., depth] in the dtype of its values or scales
+    (float32 for the mx formats). An id outside the matrix gives NaN.
+    """
+
 class Moment:
     """A point in time on the steady clock."""
 

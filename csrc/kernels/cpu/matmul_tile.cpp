@@ -2,8 +2,8 @@
 //
 // Lanes are output columns: a square of weight words is transposed in registers, so that a vector
 // holds one word of each of kLanes weight rows, and its codes become kLanes weights of one depth.
-// Few rows of activations are multiplied as the weights are unpacked; for more, a panel of kSumBlock
-// unpacked depths is shared by all. Either way an element is the same chain of additions.
+// Few rows of activations are multiplied as the weights are unpacked; for more, a panel of
+// kSumBlock unpacked depths is shared by all. Either way an element is the same chain of additions.
 
 #include "kernels/cpu/matmul_tile.h"
 
@@ -39,15 +39,19 @@ static_assert(kUnitVectors % 2 == 0);
 struct RowGroup {
   const Weights* w;
   int64_t first;
-  int64_t last;  // greatest index within the group
+  int last;  // greatest index within the group
 
   RowGroup() = default;
   RowGroup(const Weights& weights, int64_t first_row)
-      : w(&weights),
-        first(first_row < weights.rows ? first_row : weights.rows - 1),
-        last(weights.rows - 1 - first < kLanes - 1 ? weights.rows - 1 - first : kLanes - 1) {}
+      : w(&weights), first(first_row < weights.rows ? first_row : weights.rows - 1) {
+    const int64_t left = weights.rows - 1 - first;
+    last = left < kLanes - 1 ? static_cast<int>(left) : kLanes - 1;
+  }
 
-  INLINE int64_t row(int64_t i) const { return first + (i < last ? i : last); }
+  // Address of row i + 1 from that of row i.
+  INLINE const char* next(const char* row, int i, int64_t stride) const {
+    return i < last ? row + stride : row;
+  }
 };
 
 // ------------------------------------------------------------------ formats
@@ -148,68 +152,84 @@ struct Fp8 : Packed {
 
 constexpr int kMaxGroups = kSumBlock / 16;
 
+// How scales and biases are stored: T is float, Bfloat, Half, or one of these.
+struct E8m0 {
+  uint8_t bits;
+};
+struct E4m3 {
+  uint8_t bits;
+};
+
+INLINE WordLanes load_bytes(const uint8_t* from, int64_t count) {
+  WordLanes bytes = {};
+  for (int i = 0; i < count; i++) bytes[i] = from[i];
+  return bytes;
+}
+
+template <typename T>
+INLINE Lanes load_some(const char* from, int64_t count) {
+  const T* p = reinterpret_cast<const T*>(from);
+  return count >= kLanes ? load(p) : load_part(p, count);
+}
+
+// The exponent of a power of two; 0 is the subnormal 2^-127.
+template <>
+INLINE Lanes load_some<E8m0>(const char* from, int64_t count) {
+  const WordLanes bytes =
+      load_bytes(reinterpret_cast<const uint8_t*>(from), count < kLanes ? count : kLanes);
+  const WordLanes zero = bits_of<WordLanes>(bytes == 0);
+  return bits_of<Lanes>((bytes << 23 & ~zero) | ((1u << 22) & zero));
+}
+
+template <>
+INLINE Lanes load_some<E4m3>(const char* from, int64_t count) {
+  return decode_e4m3(
+      load_bytes(reinterpret_cast<const uint8_t*>(from), count < kLanes ? count : kLanes));
+}
+
+// table[g] = values of group first + g for each row of the group, for `count` groups. The rows
+// `ahead` further on are asked for: they come next.
+template <typename T>
+INLINE void load_groups(const RowGroup& rows, const void* values, int64_t first, int64_t count,
+                        int64_t ahead, Lanes* table) {
+  const int64_t stride = rows.w->depth / rows.w->group_size * sizeof(T);
+  const char* base = static_cast<const char*>(values) + rows.first * stride + first * sizeof(T);
+  for (int64_t g = 0; g < count; g += kLanes, base += kLanes * sizeof(T)) {
+    Lanes square[kLanes];
+    const char* row = base;
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; i++) {
+      __builtin_prefetch(row + ahead * stride);
+      square[i] = load_some<T>(row, count - g);
+      row = rows.next(row, i, stride);
+    }
+    transpose(square);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; i++) table[g + i] = square[i];
+  }
+}
+
 // Scales and biases of kLanes rows for the groups of one block.
 struct GroupTable {
   Lanes scale[kMaxGroups + kLanes], bias[kMaxGroups + kLanes];
 };
 
-INLINE Lanes load_scales(const Weights& w, int64_t at, int64_t count) {
-  switch (w.code) {
-    case Code::kMxfp4:
-    case Code::kMxfp8: {
-      IntLanes bytes = {};
-      for (int i = 0; i < count; i++) bytes[i] = static_cast<const uint8_t*>(w.scales)[at + i];
-      // E8M0: the exponent of a power of two; 0 is the subnormal 2^-127.
-      const IntLanes zero = bytes == 0;
-      return bits_of<Lanes>((bytes << 23 & ~zero) | ((1 << 22) & zero));
-    }
-    case Code::kNvfp4: {
-      WordLanes bytes = {};
-      for (int i = 0; i < count; i++) bytes[i] = static_cast<const uint8_t*>(w.scales)[at + i];
-      return decode_e4m3(bytes);
-    }
-    default:
-      return Lanes{};
-  }
-}
-
-template <typename T>
-INLINE Lanes load_some(const void* from, int64_t at, int64_t count) {
-  const T* p = static_cast<const T*>(from) + at;
-  return count >= kLanes ? load(p) : load_part(p, count);
-}
-
-INLINE Lanes load_some(Float type, const void* from, int64_t at, int64_t count) {
-  switch (type) {
-    case Float::kFloat32:
-      return load_some<float>(from, at, count);
-    case Float::kBfloat16:
-      return load_some<Bfloat>(from, at, count);
-    default:
-      return load_some<Half>(from, at, count);
-  }
-}
-
 template <bool Biased>
-INLINE void load_groups(const RowGroup& rows, int64_t first, int64_t count, GroupTable& table) {
+void load_groups(const RowGroup& rows, int64_t first, int64_t count, int64_t ahead,
+                 GroupTable& table) {
   const Weights& w = *rows.w;
-  const int64_t per_row = w.depth / w.group_size;
-  for (int64_t g = 0; g < count; g += kLanes) {
-    const int64_t some = count - g < kLanes ? count - g : kLanes;
-    Lanes square[kLanes];
-    for (int i = 0; i < kLanes; i++) {
-      const int64_t at = rows.row(i) * per_row + first + g;
-      square[i] = Biased ? load_some(w.type, w.scales, at, some) : load_scales(w, at, some);
-    }
-    transpose(square);
-    for (int64_t i = 0; i < some; i++) table.scale[g + i] = square[i];
-    if constexpr (Biased) {
-      for (int i = 0; i < kLanes; i++) {
-        square[i] = load_some(w.type, w.biases, rows.row(i) * per_row + first + g, some);
-      }
-      transpose(square);
-      for (int64_t i = 0; i < some; i++) table.bias[g + i] = square[i];
-    }
+  const auto fill = [&]<typename T>(T) {
+    load_groups<T>(rows, w.scales, first, count, ahead, table.scale);
+    if constexpr (Biased) load_groups<T>(rows, w.biases, first, count, ahead, table.bias);
+  };
+  if constexpr (!Biased) return w.code == Code::kNvfp4 ? fill(E4m3{}) : fill(E8m0{});
+  switch (w.type) {
+    case Float::kFloat32:
+      return fill(float{});
+    case Float::kBfloat16:
+      return fill(Bfloat{});
+    case Float::kFloat16:
+      return fill(Half{});
   }
 }
 
@@ -221,11 +241,11 @@ INLINE void unpack(const RowGroup (&rows)[V], int64_t begin, int64_t end, int64_
                    const Body& body) {
   constexpr int64_t kDepth = int64_t{kLanes} * Format::kCodes;  // of a square
   GroupTable tables[Format::kGrouped ? V : 1];
-  const int64_t group_size = Format::kGrouped ? rows[0].w->group_size : 1;
+  const int group_shift = Format::kGrouped ? __builtin_ctzll(rows[0].w->group_size) : 0;
   if constexpr (Format::kGrouped) {
     for (int v = 0; v < V; v++) {
-      load_groups<Format::kBiased>(rows[v], begin / group_size, (end - begin) / group_size,
-                                   tables[v]);
+      load_groups<Format::kBiased>(rows[v], begin >> group_shift, (end - begin) >> group_shift,
+                                   ahead, tables[v]);
     }
   }
   for (int64_t start = begin; start < end; start += kDepth) {
@@ -234,12 +254,12 @@ INLINE void unpack(const RowGroup (&rows)[V], int64_t begin, int64_t end, int64_
     for (int v = 0; v < V; v++) {
       const Weights& w = *rows[v].w;
       const int64_t stride = row_bytes(w), at = start / Format::kCodes * Format::kRawBytes;
-      const char* base = static_cast<const char*>(w.data) + at;
+      const char* row = static_cast<const char*>(w.data) + rows[v].first * stride + at;
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; i++) {
-        const char* from = base + rows[v].row(i) * stride;
-        __builtin_prefetch(from + ahead * stride);
-        raw[v][i] = Format::load_raw(from, words);
+        __builtin_prefetch(row + ahead * stride);
+        raw[v][i] = Format::load_raw(row, words);
+        row = rows[v].next(row, i, stride);
       }
       transpose(raw[v]);
     }
@@ -247,7 +267,7 @@ INLINE void unpack(const RowGroup (&rows)[V], int64_t begin, int64_t end, int64_
       const int64_t k = start + i * Format::kCodes;
       Lanes scale[V], bias[V];
       if constexpr (Format::kGrouped) {
-        const int64_t g = (k - begin) / group_size;
+        const int64_t g = (k - begin) >> group_shift;
         for (int v = 0; v < V; v++) {
           scale[v] = tables[v].scale[g];
           if constexpr (Format::kBiased) bias[v] = tables[v].bias[g];
@@ -300,30 +320,39 @@ uint32_t code_at(const uint8_t* row, int64_t index, int bits) {
   return value >> within & ((1u << bits) - 1);
 }
 
+// Scale or bias of one group.
+float group_value(const Weights& w, const void* values, int64_t group) {
+  const char* bytes = static_cast<const char*>(values);
+  switch (w.code) {
+    case Code::kNvfp4:
+      return load_some<E4m3>(bytes + group, 1)[0];
+    case Code::kMxfp4:
+    case Code::kMxfp8:
+      return load_some<E8m0>(bytes + group, 1)[0];
+    default:
+      return scalar(w.type, values, group);
+  }
+}
+
+float code_value(const Weights& w, uint32_t code) {
+  if (w.code == Code::kAffine) return static_cast<float>(code);
+  return w.bits == 4 ? kFp4[code] : decode_e4m3(WordLanes{} + code)[0];
+}
+
 // Values [begin, end) of a row as float32; every format, slowly.
 void decode(const Weights& w, int64_t row, int64_t begin, int64_t end, float* out) {
-  const uint8_t* codes = static_cast<const uint8_t*>(w.data) + row * row_bytes(w);
   if (w.code == Code::kDense) {
     for (int64_t k = begin; k < end; k++) *out++ = scalar(w.type, w.data, row * w.depth + k);
     return;
   }
-  const int64_t groups = row * (w.depth / w.group_size);
+  const uint8_t* codes = static_cast<const uint8_t*>(w.data) + row * row_bytes(w);
   for (int64_t k = begin; k < end;) {
-    const int64_t g = k / w.group_size, group_end = (g + 1) * w.group_size;
-    if (w.code == Code::kAffine) {
-      const Lanes scale = broadcast(scalar(w.type, w.scales, groups + g)),
-                  bias = broadcast(scalar(w.type, w.biases, groups + g));
-      for (; k < end && k < group_end; k++) {
-        const float code = static_cast<float>(code_at(codes, k, w.bits));
-        *out++ = fma(broadcast(code), scale, bias)[0];
-      }
-    } else {
-      const float scale = load_scales(w, groups + g, 1)[0];
-      for (; k < end && k < group_end; k++) {
-        const uint32_t code = code_at(codes, k, w.bits);
-        const float value = w.bits == 4 ? kFp4[code] : decode_e4m3(WordLanes{} + code)[0];
-        *out++ = value * scale;
-      }
+    const int64_t group = k / w.group_size, next = (group + 1) * w.group_size;
+    const int64_t at = row * (w.depth / w.group_size) + group;
+    const Lanes scale = broadcast(group_value(w, w.scales, at));
+    const Lanes bias = broadcast(w.biases == nullptr ? -0.0f : group_value(w, w.biases, at));
+    for (; k < end && k < next; k++) {
+      *out++ = fma(broadcast(code_value(w, code_at(codes, k, w.bits))), scale, bias)[0];
     }
   }
 }
@@ -334,8 +363,6 @@ void decode(const Weights& w, int64_t row, int64_t begin, int64_t end, float* ou
 // do.
 template <typename Body>
 INLINE bool with_format(const Weights& w, const Body& body) {
-  const bool grouped = w.code == Code::kDense || w.group_size <= kSumBlock;
-  if (!grouped) return false;
   switch (w.code) {
     case Code::kDense:
       switch (w.type) {
@@ -386,7 +413,7 @@ INLINE void put(float* to, Lanes sum, bool first_block) {
 
 // V row groups, from number `group` on, against R rows of activations (all there are).
 template <typename Format, int R, int V>
-void multiply_few(const Product& p, std::span<const Unit> units, int64_t group) {
+void multiply_few(const Product& p, const Unit* units, int64_t group) {
   RowGroup rows[V];
   float* to[V];
   for (int v = 0; v < V; v++) {
@@ -414,8 +441,8 @@ void multiply_few(const Product& p, std::span<const Unit> units, int64_t group) 
 }
 
 template <typename Format, int R>
-void multiply_few(const Product& p, std::span<const Unit> units) {
-  const int64_t groups = static_cast<int64_t>(units.size()) * kUnitVectors;
+void multiply_few(const Product& p, const Unit* units, int64_t count) {
+  const int64_t groups = count * kUnitVectors;
   int64_t group = 0;
   for (; group + kFewVectors <= groups; group += kFewVectors) {
     multiply_few<Format, R, kFewVectors>(p, units, group);
@@ -498,31 +525,31 @@ void multiply_many(const Product& p, const Unit& unit, float* scratch, float* ou
   }
 }
 
-bool same_format(std::span<const Unit> units) {
-  const Weights &a = *units.front().weights, &b = *units.back().weights;
+bool same_format(const Unit& left, const Unit& right) {
+  const Weights &a = *left.weights, &b = *right.weights;
   return a.code == b.code && a.type == b.type && a.bits == b.bits && a.group_size == b.group_size;
 }
 
-void multiply(const PackedLayout& layout, const float* packed, std::span<const Unit> units,
+void multiply(const PackedLayout& layout, const float* packed, const Unit* units, int64_t count,
               float* scratch, float* out) {
   const Product p{layout, packed, out};
-  if (layout.rows() <= kFewRows && same_format(units)) {
+  if (layout.rows() <= kFewRows && same_format(units[0], units[count - 1])) {
     const bool known = with_format(*units[0].weights, [&]<typename Format>(Format) {
       switch (layout.rows()) {
         case 1:
-          return multiply_few<Format, 1>(p, units);
+          return multiply_few<Format, 1>(p, units, count);
         case 2:
-          return multiply_few<Format, 2>(p, units);
+          return multiply_few<Format, 2>(p, units, count);
         case 3:
-          return multiply_few<Format, 3>(p, units);
+          return multiply_few<Format, 3>(p, units, count);
         case 4:
-          return multiply_few<Format, 4>(p, units);
+          return multiply_few<Format, 4>(p, units, count);
       }
     });
     if (known) return;
   }
-  for (size_t u = 0; u < units.size(); u++) {
-    multiply_many(p, units[u], scratch, out + static_cast<int64_t>(u) * layout.rows() * kUnit);
+  for (int64_t u = 0; u < count; u++) {
+    multiply_many(p, units[u], scratch, out + u * layout.rows() * kUnit);
   }
 }
 

@@ -66,7 +66,8 @@ void ThreadPool::run(int64_t count, int64_t grain, FunctionRef<void(int64_t, int
 }
 
 void ThreadPool::take_tasks() {
-  for (int64_t i; (i = next_.fetch_add(grain_)) < count_;) (*body_)(i, std::min(i + grain_, count_));
+  for (int64_t i; (i = next_.fetch_add(grain_)) < count_;)
+    (*body_)(i, std::min(i + grain_, count_));
 }
 
 void ThreadPool::work() {

@@ -15,7 +15,8 @@ struct Variant {
   Kernels kernels;
 };
 
-#define POMONA_KERNELS(name) {#name, name::attend_tile, name::matmul_kernels()}
+#define POMONA_KERNELS(name) \
+  {#name, name::attend_tile, name::convert_kernels(), name::matmul_kernels()}
 
 Kernels choose() {
   // Best first.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cpu/attend_tile.h"
+#include "kernels/cpu/convert_tile.h"
 #include "kernels/cpu/matmul_tile.h"
 
 namespace pomona::kernels {
@@ -10,6 +11,7 @@ namespace pomona::kernels {
 struct Kernels {
   const char* name;  // of the instruction set
   AttendTile* attend_tile;
+  ConvertKernels convert;
   MatmulKernels matmul;
 };
 

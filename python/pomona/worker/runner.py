@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -189,25 +190,19 @@ class Runner:
     def _call(self, call: ModelCall, plan: StepPlan, previous: InFlight | None) -> mx.array:
         """Logits [N, vocabulary]: of the last token of each row, then of the positions in their `scores`."""
         ids = self._token_ids(call, previous)
-        positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in call.rows]).astype(
-            np.int32
-        )
         ids = ids[:, None] if call.packed else ids[None, :]
-        ends = np.cumsum([s.count for s in call.rows])
-        scores = [
-            np.array(s.scores) - s.start + end - s.count for s, end in zip(call.rows, ends, strict=True)
-        ]
-        wanted = mx.array(np.concatenate([ends - 1, *scores]).astype(np.int32))
+        wanted = _wanted(call)
         if self._wanted is not None:
             self._wanted.rows = wanted
-        logits: mx.array = self._model(ids, cache=self._bind(call, plan, positions))
+        logits: mx.array = self._model(ids, cache=self._bind(call, plan))
         logits = logits.reshape(-1, logits.shape[-1])
-        return logits if self._wanted is not None else logits[wanted]
+        return logits if wanted is None or self._wanted is not None else logits[wanted]
 
-    def _bind(self, call: ModelCall, plan: StepPlan, positions: Int32Array) -> list[Any]:
+    def _bind(self, call: ModelCall, plan: StepPlan) -> list[Any]:
         """The `cache=` argument of a call."""
         if isinstance(self._states, StockRows):
             return self._states.caches(call.rows[0].row.id)
+        positions = _positions(call)
         offset = mx.array(positions) if call.packed else call.rows[0].start
         state = self._states.get([s.row.id for s in call.rows]) if self._caches.recurrent else None
         self._caches.bind(self._table(call, plan, positions), offset, state)
@@ -226,6 +221,8 @@ class Runner:
 
     def _token_ids(self, call: ModelCall, previous: InFlight | None) -> mx.array:
         """Ids int32 [T] of a call; unread tokens are picked out of the previous step's array."""
+        if previous is not None and all(s.count == 1 and s.row.unread for s in call.rows):
+            return _pick(previous.tokens, [previous.index[s.row.id] for s in call.rows])
         ids = np.zeros(call.token_rows, np.int32)
         pick = np.arange(len(ids), dtype=np.int32)
         at, lazy = 0, False
@@ -252,11 +249,34 @@ class Runner:
         sequence = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         block, within = np.divmod(positions, self._block_size)
         slots = tables[sequence, block] * self._block_size + within
-        # A copy belongs to the call whose row writes into the new block.
-        copies = plan.copies[np.isin(plan.copies[:, 1], tables)]
+        copies = plan.copies
+        if len(copies):
+            # A copy belongs to the call whose row writes into the new block.
+            copies = copies[np.isin(copies[:, 1], tables)]
         return _ops.StepTable(
             self._block_size, tables, sequence, positions + 1, slots.astype(np.int32), copies
         )
+
+
+def _positions(call: ModelCall) -> Int32Array:
+    """Of the call's tokens, int32 [T]."""
+    if call.token_rows == len(call.rows):
+        return np.array([s.start for s in call.rows], np.int32)
+    return np.concatenate([np.arange(s.start, s.start + s.count, dtype=np.int32) for s in call.rows])
+
+
+def _wanted(call: ModelCall) -> mx.array | None:
+    """The token rows of a call that get logits; None when each does, in their order."""
+    ends = list(accumulate(s.count for s in call.rows))
+    wanted = [end - 1 for end in ends]
+    for s, end in zip(call.rows, ends, strict=True):
+        wanted += [position - s.start + end - s.count for position in s.scores]
+    return None if wanted == list(range(call.token_rows)) else mx.array(wanted)
+
+
+def _pick(tokens: mx.array, places: list[int]) -> mx.array:
+    """tokens[places]; nothing to compute when the rows are those of the step before."""
+    return tokens if places == list(range(tokens.size)) else tokens[mx.array(places)]
 
 
 def _draw(s: ScheduledRow, previous: InFlight | None) -> Draw:
