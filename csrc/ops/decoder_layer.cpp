@@ -112,8 +112,8 @@ DecoderLayer::DecoderLayer(Parts parts) : parts_(std::move(parts)) {
   const int64_t hidden = parts_.attention->hidden();
   require(parts_.mlp->hidden() == hidden, "attention has width ", hidden, ", the MLP ",
           parts_.mlp->hidden());
-  for (const auto& norm : {parts_.before_attention, parts_.before_mlp, parts_.after_attention,
-                           parts_.after_mlp}) {
+  for (const auto& norm :
+       {parts_.before_attention, parts_.before_mlp, parts_.after_attention, parts_.after_mlp}) {
     require(!norm || norm->fits(hidden), "a norm has ", norm ? norm->dim() : 0,
             " weights, the layer is ", hidden, " wide");
   }

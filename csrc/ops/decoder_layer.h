@@ -48,7 +48,8 @@ class DecoderLayer {
   struct Parts {
     std::shared_ptr<const Attention> attention;
     std::shared_ptr<const GatedMlp> mlp;
-    std::shared_ptr<const Norm> before_attention, before_mlp, after_attention, after_mlp;  // or null
+    std::shared_ptr<const Norm> before_attention, before_mlp, after_attention,
+        after_mlp;  // or null
     float residual_scale;
   };
 

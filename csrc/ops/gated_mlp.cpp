@@ -23,8 +23,7 @@ kernels::Activation activation_of(const std::string& name, const char* what) {
   for (const auto& [known, activation] : kNames) {
     if (name == known) return activation;
   }
-  Require{what}(false, "activation ", name,
-                " is not silu, gelu, gelu_tanh, relu2 or swiglu_oai");
+  Require{what}(false, "activation ", name, " is not silu, gelu, gelu_tanh, relu2 or swiglu_oai");
   return Activation::kSilu;
 }
 
@@ -56,11 +55,11 @@ mx::array gated_mlp(const mx::array& x, std::shared_ptr<const GatedMlp> mlp) {
   constexpr Require require{"gated_mlp"};
   require(x.ndim() > 0 && x.shape(-1) == mlp->hidden(), "x has shape ", x.shape(),
           ", expected [..., ", mlp->hidden(), "]");
-  return row_primitive("gated_mlp", {x}, x.shape(),
-                       [mlp = std::move(mlp)](const auto&, const kernels::Rows& rows,
-                                              const kernels::Target& out) {
-                         kernels::gated_mlp(mlp->view(), rows, out);
-                       });
+  return row_primitive(
+      "gated_mlp", {x}, x.shape(),
+      [mlp = std::move(mlp)](const auto&, const kernels::Rows& rows, const kernels::Target& out) {
+        kernels::gated_mlp(mlp->view(), rows, out);
+      });
 }
 
 }  // namespace pomona::ops

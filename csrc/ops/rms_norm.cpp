@@ -25,11 +25,11 @@ mx::array rms_norm(const mx::array& x, std::shared_ptr<const Norm> norm) {
   constexpr Require require{"rms_norm"};
   require(x.ndim() > 0 && norm->fits(x.shape(-1)), "x has shape ", x.shape(), ", the weight is [",
           norm->dim(), "]");
-  return row_primitive("rms_norm", {x}, x.shape(),
-                       [norm = std::move(norm)](const auto&, const kernels::Rows& rows,
-                                                const kernels::Target& out) {
-                         kernels::rms_norm(rows, norm->view(), out);
-                       });
+  return row_primitive(
+      "rms_norm", {x}, x.shape(),
+      [norm = std::move(norm)](const auto&, const kernels::Rows& rows, const kernels::Target& out) {
+        kernels::rms_norm(rows, norm->view(), out);
+      });
 }
 
 }  // namespace pomona::ops

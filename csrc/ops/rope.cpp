@@ -44,10 +44,10 @@ mx::array rope(const mx::array& x, std::shared_ptr<const Rope> rope,
   std::vector<mx::array> inputs{x};
   int first = 0;
   if (const auto* array = std::get_if<mx::array>(&offset)) {
-    require(array->dtype() == mx::int32 &&
-                (array->size() == 1 || array->shape() == mx::Shape{batch}),
-            "offset must be int32, one or [", batch, "], got ", array->dtype(), " of shape ",
-            array->shape());
+    require(
+        array->dtype() == mx::int32 && (array->size() == 1 || array->shape() == mx::Shape{batch}),
+        "offset must be int32, one or [", batch, "], got ", array->dtype(), " of shape ",
+        array->shape());
     inputs.push_back(*array);
   } else {
     first = std::get<int>(offset);
@@ -63,8 +63,7 @@ mx::array rope(const mx::array& x, std::shared_ptr<const Rope> rope,
           offsets = {static_cast<const int32_t*>(data), views[1].size()};
         }
         std::vector<float> angles(static_cast<size_t>(batch) * length * rope->dims());
-        kernels::fill_angles(positions(offsets, batch, length), rope->frequencies(),
-                             angles.data());
+        kernels::fill_angles(positions(offsets, batch, length), rope->frequencies(), angles.data());
         kernels::turn_heads(rows, heads, length, rope->turning(), angles.data(), out);
       });
 }

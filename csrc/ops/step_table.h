@@ -1,7 +1,7 @@
 // Where each token row of one model call writes and what it sees; shared by all layers.
 //
-// Ownership: holds copies. Immutable once made (what is computed on demand is guarded), so primitives
-// on any thread may read one.
+// Ownership: holds copies. Immutable once made (what is computed on demand is guarded), so
+// primitives on any thread may read one.
 
 #pragma once
 
@@ -43,8 +43,9 @@ class StepTable {
     return {tables_.data(), width_, sequence_.data(), visible_.data(), tokens()};
   }
 
-  // Cosines and sines of each token row's position (its `visible` - 1) times the frequencies, [T, 2 *
-  // frequencies] as in fill_angles. Made once for equal frequencies: the layers of a step share them.
+  // Cosines and sines of each token row's position (its `visible` - 1) times the frequencies, [T, 2
+  // * frequencies] as in fill_angles. Made once for equal frequencies: the layers of a step share
+  // them.
   const float* angles(std::span<const float> frequencies) const;
 
  private:

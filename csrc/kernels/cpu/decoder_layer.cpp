@@ -10,7 +10,7 @@ namespace {
 
 // Buffers of the calling thread; they grow to the largest call and are then reused.
 struct Workspace {
-  AlignedFloats q, k, v, attended;  // of all token rows
+  AlignedFloats q, k, v, attended;       // of all token rows
   AlignedFloats packed, hidden, result;  // of one block of rows
 };
 
@@ -57,10 +57,9 @@ void project_heads(const AttentionBlock& a, const Context& context, const Rows& 
                    const Norm* norm) {
   Workspace& w = workspace();
   const Linear matrices[] = {a.q, a.k, a.v};
-  const Target targets[] = {
-      target_of(w.q.reserve(x.count * a.q.weights.rows), a.q.weights.rows),
-      target_of(w.k.reserve(x.count * a.k.weights.rows), a.k.weights.rows),
-      target_of(w.v.reserve(x.count * a.v.weights.rows), a.v.weights.rows)};
+  const Target targets[] = {target_of(w.q.reserve(x.count * a.q.weights.rows), a.q.weights.rows),
+                            target_of(w.k.reserve(x.count * a.k.weights.rows), a.k.weights.rows),
+                            target_of(w.v.reserve(x.count * a.v.weights.rows), a.v.weights.rows)};
   for_blocks(x.count, [&](int64_t first, int64_t count) {
     const PackedLayout layout(count, x.width);
     float* packed = w.packed.reserve(layout.floats());
@@ -68,8 +67,7 @@ void project_heads(const AttentionBlock& a, const Context& context, const Rows& 
     project(layout, packed, matrices,
             [&](int64_t i, int64_t column, int64_t columns, const float* sums) {
               const Target out = targets[i].from(first);
-              Epilogue{matrices[i].bias, 1.0f, no_rows(), out}(column, columns, sums,
-                                                                       count);
+              Epilogue{matrices[i].bias, 1.0f, no_rows(), out}(column, columns, sums, count);
             });
   });
   if (a.turning.half == 0 && !a.q_norm && !a.k_norm) return;
@@ -167,8 +165,7 @@ void attention_block(const AttentionBlock& block, const Context& context, const 
   const int64_t width = block.o.weights.depth;
   const Rows attended = rows_of(attend_rows(block, context, x, nullptr), x.count, width);
   for_blocks(x.count, [&](int64_t first, int64_t count) {
-    project_rows(block.o, attended.part(first, count), 1.0f, no_rows(),
-                 out.from(first));
+    project_rows(block.o, attended.part(first, count), 1.0f, no_rows(), out.from(first));
   });
 }
 

@@ -220,8 +220,9 @@ void add(const Addition& a) {
 
 // ------------------------------------------------------------------ packing
 
-// Rows [first, first + n) of a tile of `count`, n <= kLanes. Whole vectors are stored where the lanes
-// past the tile's end are overwritten by the next depth, which is so if these are its last rows.
+// Rows [first, first + n) of a tile of `count`, n <= kLanes. Whole vectors are stored where the
+// lanes past the tile's end are overwritten by the next depth, which is so if these are its last
+// rows.
 void pack_rows(const float* rows, int64_t stride, int64_t first, int64_t n, int64_t count,
                int64_t depth, float* packed) {
   const int64_t end = count * depth;
@@ -246,7 +247,8 @@ void pack_rows(const float* rows, int64_t stride, int64_t first, int64_t n, int6
 
 void pack(const float* rows, int64_t stride, int64_t count, int64_t depth, float* packed) {
   if (count == 1) {
-    for_lanes(depth, [&](int64_t k, int64_t n) { store_some(packed + k, load_some(rows + k, n), n); });
+    for_lanes(depth,
+              [&](int64_t k, int64_t n) { store_some(packed + k, load_some(rows + k, n), n); });
     return;
   }
   for (int64_t first = 0; first < count; first += kLanes) {
@@ -275,15 +277,13 @@ void softmax(float* x, int64_t count) {
     total += load_some(x + i, n);
   });
   const Lanes share = broadcast(1.0f / sum(total));
-  for_lanes(count, [&](int64_t i, int64_t n) {
-    store_some(x + i, load_some(x + i, n) * share, n);
-  });
+  for_lanes(count,
+            [&](int64_t i, int64_t n) { store_some(x + i, load_some(x + i, n) * share, n); });
 }
 
 void sigmoid_all(float* x, int64_t count) {
-  for_lanes(count, [&](int64_t i, int64_t n) {
-    store_some(x + i, sigmoid(load_some(x + i, n)), n);
-  });
+  for_lanes(count,
+            [&](int64_t i, int64_t n) { store_some(x + i, sigmoid(load_some(x + i, n)), n); });
 }
 
 }  // namespace

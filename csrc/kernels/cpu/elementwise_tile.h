@@ -18,8 +18,8 @@ enum class Activation {
   kSwigluOai,  // gpt-oss: gate and up clipped, sigmoid of 1.702 gate, up + 1; needs a gate
 };
 
-// out[r, c] = residual[r, c] + scale * (x[r, c] + bias[c]); strides in elements. `out` may be `x` or
-// the residual.
+// out[r, c] = residual[r, c] + scale * (x[r, c] + bias[c]); strides in elements. `out` may be `x`
+// or the residual.
 struct Addition {
   int64_t rows, columns;
   const float* x;

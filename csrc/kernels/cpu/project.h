@@ -35,8 +35,7 @@ void pack(const Rows& rows, const Norm* norm, const PackedLayout& layout, float*
 
 // Calls finish(i, first, columns, sums) for every unit of matrix i: `sums` [rows, kUnit] are its
 // products, without bias. Any thread may call it, in any order.
-using Finish =
-    FunctionRef<void(int64_t matrix, int64_t first, int64_t columns, const float* sums)>;
+using Finish = FunctionRef<void(int64_t matrix, int64_t first, int64_t columns, const float* sums)>;
 void project(const PackedLayout& layout, const float* packed, std::span<const Linear> matrices,
              Finish finish);
 

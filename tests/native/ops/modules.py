@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_map_with_path
+from mlx.utils import tree_map, tree_map_with_path
 from mlx_lm.models import gemma3_text, llama, qwen3
 
 from pomona import _ops
@@ -51,7 +51,7 @@ def weights(module: nn.Module) -> _ops.Weights:
 
 
 def norm(module: nn.Module | None, plus: float = 0.0) -> _ops.Norm | None:
-    return None if module is None else _ops.Norm(module["weight"] + plus, module.eps)
+    return None if module is None else _ops.Norm(module["weight"].astype(mx.float32) + plus, module.eps)
 
 
 def rope(module: nn.RoPE) -> _ops.Rope:
@@ -116,21 +116,22 @@ def qwen3_block(hidden: int = 64) -> Any:
 
 
 def gemma3_block(hidden: int = 64, layer: int = 0) -> Any:
-    return gemma3_text.TransformerBlock(
-        gemma3_text.ModelArgs(
-            model_type="gemma3_text",
-            hidden_size=hidden,
-            num_hidden_layers=1,
-            intermediate_size=128,
-            num_attention_heads=4,
-            head_dim=32,
-            vocab_size=16,
-            num_key_value_heads=1,
-            query_pre_attn_scalar=32,
-            sliding_window=24,
-        ),
-        layer,
+    args = gemma3_text.ModelArgs(
+        model_type="gemma3_text",
+        hidden_size=hidden,
+        num_hidden_layers=1,
+        intermediate_size=128,
+        num_attention_heads=4,
+        head_dim=32,
+        vocab_size=16,
+        num_key_value_heads=1,
+        query_pre_attn_scalar=32,
+        sliding_window=24,
     )
+    block = gemma3_text.TransformerBlock(args, layer)
+    # The model adds 1 to the weights of its norms.
+    block.update(tree_map(mx.zeros_like, block.parameters()))
+    return block
 
 
 def pre_norm_layer(block: Any) -> _ops.DecoderLayer:
