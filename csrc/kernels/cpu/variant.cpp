@@ -15,8 +15,9 @@ struct Variant {
   Kernels kernels;
 };
 
-#define POMONA_KERNELS(name) \
-  {#name, name::attend_tile, name::convert_kernels(), name::matmul_kernels()}
+#define POMONA_KERNELS(name)                                                       \
+  {#name, name::attend_tile, name::convert_kernels(), name::elementwise_kernels(), \
+   name::matmul_kernels()}
 
 Kernels choose() {
   // Best first.

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/attend_tile.h"
 #include "kernels/cpu/convert_tile.h"
+#include "kernels/cpu/elementwise_tile.h"
 #include "kernels/cpu/matmul_tile.h"
 
 namespace pomona::kernels {
@@ -12,6 +13,7 @@ struct Kernels {
   const char* name;  // of the instruction set
   AttendTile* attend_tile;
   ConvertKernels convert;
+  ElementwiseKernels elementwise;
   MatmulKernels matmul;
 };
 

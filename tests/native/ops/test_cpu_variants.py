@@ -14,7 +14,13 @@ from pomona import _ops
 VARIANTS = {"x86_64": ("generic", "avx2", "avx512"), "AMD64": ("generic", "avx2", "avx512")}.get(
     platform.machine(), ("neon",)
 )
-FILES = ("test_linear.py", "test_update_and_attend.py", "test_update_and_gather.py", "test_in_place.py")
+FILES = (
+    "test_update_and_attend.py",
+    "test_update_and_gather.py",
+    "test_in_place.py",
+    "test_rows.py",
+    "test_decoder_layer.py",
+)
 
 
 # Products of 1 and 30 rows with a 4-bit and a dense matrix, as a digest.
