@@ -5,11 +5,18 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include "kernels/cpu/blas_pool.h"
+#include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/variant.h"
 #include "ops/choose.h"
+#include "ops/decoder_layer.h"
+#include "ops/gated_mlp.h"
 #include "ops/linear.h"
+#include "ops/rms_norm.h"
+#include "ops/rope.h"
 #include "ops/row_tables.h"
 #include "ops/slab.h"
 #include "ops/stamp.h"
@@ -64,6 +71,111 @@ class SharedWeights {
   std::shared_ptr<const ops::Weights> weights;
 };
 
+// The parts of a layer are shared by the primitives that use them.
+template <typename T>
+class Shared {
+ public:
+  template <typename... Args>
+  explicit Shared(std::in_place_t, Args&&... args)
+      : value(std::make_shared<const T>(std::forward<Args>(args)...)) {}
+
+  std::shared_ptr<const T> value;
+};
+
+template <typename T>
+std::shared_ptr<const T> share_of(const Shared<T>* part) {
+  return part == nullptr ? nullptr : part->value;
+}
+
+using SharedNorm = Shared<ops::Norm>;
+using SharedRope = Shared<ops::Rope>;
+using SharedAttention = Shared<ops::Attention>;
+using SharedMlp = Shared<ops::GatedMlp>;
+using SharedLayer = Shared<ops::DecoderLayer>;
+
+void bind_layers(nb::module_& m) {
+  using mlx::core::array;
+  using MaybeArray = std::optional<array>;
+
+  nb::class_<SharedNorm>(m, "Norm").def(
+      "__init__",
+      [](SharedNorm* self, const MaybeArray& weight, float eps) {
+        new (self) SharedNorm(std::in_place, weight, eps);
+      },
+      "weight"_a.none(), "eps"_a);
+  m.def(
+      "rms_norm",
+      [](const array& x, const SharedNorm& norm) { return ops::rms_norm(x, norm.value); }, "x"_a,
+      "norm"_a);
+
+  nb::class_<SharedRope>(m, "Rope").def(
+      "__init__",
+      [](SharedRope* self, const array& frequencies, bool traditional, float scale) {
+        new (self) SharedRope(std::in_place, frequencies, traditional, scale);
+      },
+      "frequencies"_a, "traditional"_a = false, "scale"_a = 1.0f);
+  m.def(
+      "rope",
+      [](const array& x, const SharedRope& rope, const std::variant<int, array>& offset) {
+        return ops::rope(x, rope.value, offset);
+      },
+      "x"_a, "rope"_a, "offset"_a);
+
+  nb::class_<SharedAttention>(m, "Attention")
+      .def(
+          "__init__",
+          [](SharedAttention* self, const SharedWeights& q, const SharedWeights& k,
+             const SharedWeights& v, const SharedWeights& o, int heads, int kv_heads, float scale,
+             const SharedRope* rope, const SharedNorm* q_norm, const SharedNorm* k_norm,
+             const MaybeArray& sinks) {
+            new (self) SharedAttention(
+                std::in_place, ops::Attention::Parts{q.weights, k.weights, v.weights, o.weights,
+                                                     heads, kv_heads, scale, share_of(rope),
+                                                     share_of(q_norm), share_of(k_norm), sinks});
+          },
+          "q"_a, "k"_a, "v"_a, "o"_a, "heads"_a, "kv_heads"_a, "scale"_a, "rope"_a = nb::none(),
+          "q_norm"_a = nb::none(), "k_norm"_a = nb::none(), "sinks"_a = nb::none());
+
+  nb::class_<SharedMlp>(m, "GatedMlp")
+      .def(
+          "__init__",
+          [](SharedMlp* self, const SharedWeights* gate, const SharedWeights& up,
+             const SharedWeights& down, const std::string& activation) {
+            new (self) SharedMlp(std::in_place, gate == nullptr ? nullptr : gate->weights,
+                                 up.weights, down.weights, activation);
+          },
+          "gate"_a.none(), "up"_a, "down"_a, "activation"_a);
+  m.def(
+      "gated_mlp",
+      [](const array& x, const SharedMlp& mlp) { return ops::gated_mlp(x, mlp.value); }, "x"_a,
+      "mlp"_a);
+
+  nb::class_<SharedLayer>(m, "DecoderLayer")
+      .def(
+          "__init__",
+          [](SharedLayer* self, const SharedAttention& attention, const SharedMlp& mlp,
+             const SharedNorm* before_attention, const SharedNorm* before_mlp,
+             const SharedNorm* after_attention, const SharedNorm* after_mlp, float residual_scale) {
+            new (self) SharedLayer(
+                std::in_place,
+                ops::DecoderLayer::Parts{attention.value, mlp.value, share_of(before_attention),
+                                         share_of(before_mlp), share_of(after_attention),
+                                         share_of(after_mlp), residual_scale});
+          },
+          "attention"_a, "mlp"_a, "before_attention"_a.none(), "before_mlp"_a.none(),
+          "after_attention"_a = nb::none(), "after_mlp"_a = nb::none(), "residual_scale"_a = 1.0f);
+  m.def(
+      "decoder_layer",
+      [](const array& x, const SharedLayer& layer, const ops::Slab& slab, const Step& step,
+         int window) { return ops::decoder_layer(x, layer.value, slab, step.table, window); },
+      "x"_a, "layer"_a, "slab"_a, "table"_a, "window"_a = 0);
+  m.def(
+      "attention_block",
+      [](const array& x, const SharedAttention& attention, const ops::Slab& slab, const Step& step,
+         int window) { return ops::attention_block(x, attention.value, slab, step.table, window); },
+      "x"_a, "attention"_a, "slab"_a, "table"_a, "window"_a = 0);
+}
+
 class SharedMoment {
  public:
   std::shared_ptr<ops::Moment> moment = std::make_shared<ops::Moment>();
@@ -74,6 +186,8 @@ class SharedMoment {
 NB_MODULE(_ops, m) {
   nb::module_::import_("mlx.core");  // registers the array and dtype types used below
   m.doc() = "MLX primitives over the CPU kernels.";
+  kernels::ThreadPool::configured_threads();  // a wrong number must raise here, not in a step
+  kernels::share_pool_with_blas();
 
   nb::class_<ops::Slab>(m, "Slab")
       .def(nb::init<int, int, int, int, int, int, mlx::core::Dtype>(), "blocks"_a, "block_size"_a,
@@ -152,6 +266,8 @@ NB_MODULE(_ops, m) {
         return ops::embed(ids, w.weights);
       },
       "ids"_a, "weights"_a);
+
+  bind_layers(m);
 
   nb::class_<SharedMoment>(m, "Moment")
       .def(nb::init<>())

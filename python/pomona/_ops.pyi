@@ -176,6 +176,89 @@ def embed(ids: mx.array, weights: Weights) -> mx.array:
     (float32 for the mx formats). An id outside the matrix gives NaN.
     """
 
+class Norm:
+    """Root mean square norm over the last axis: x / sqrt(mean(x^2) + eps) * weight. weight None: ones."""
+
+    def __init__(self, weight: mx.array | None, eps: float) -> None: ...
+
+def rms_norm(x: mx.array, norm: Norm) -> mx.array:
+    """The norm of x [..., dim] in x's dtype; float32 inside."""
+
+class Rope:
+    """Rotary positions: pairs of the first 2 * len(frequencies) values of a head are turned by
+    position * frequency. traditional: pairs are neighbours, else a half apart. scale multiplies the turned
+    values first (YaRN and longrope attention factors).
+    """
+
+    def __init__(self, frequencies: mx.array, traditional: bool = False, scale: float = 1.0) -> None: ...
+
+def rope(x: mx.array, rope: Rope, offset: int | mx.array) -> mx.array:
+    """x [B, H, L, D] turned by positions offset[b] + l (offset: an int, or int32 [B])."""
+
+class Attention:
+    """Weights of one attention block: projections, optional norms of each head's q and k, rope, output.
+
+    q: [heads * head_dim, hidden]; k, v: [kv_heads * head_dim, hidden]; o: [hidden, heads * head_dim].
+    sinks: [heads] logits that join the softmax without a value.
+    """
+
+    def __init__(
+        self,
+        q: Weights,
+        k: Weights,
+        v: Weights,
+        o: Weights,
+        heads: int,
+        kv_heads: int,
+        scale: float,
+        rope: Rope | None = None,
+        q_norm: Norm | None = None,
+        k_norm: Norm | None = None,
+        sinks: mx.array | None = None,
+    ) -> None: ...
+
+class GatedMlp:
+    """down(activation(gate(x)) * up(x)); with gate None down(activation(up(x))).
+
+    activation: "silu", "gelu" (erf), "gelu_tanh", "relu2" (squared) or "swiglu_oai" (gpt-oss: clipped gate
+    and up, sigmoid of 1.702 gate, up + 1).
+    """
+
+    def __init__(self, gate: Weights | None, up: Weights, down: Weights, activation: str) -> None: ...
+
+class DecoderLayer:
+    """h = x + after_attention(attention(before_attention(x))); h + after_mlp(mlp(before_mlp(h))).
+
+    Norms that are None do nothing. residual_scale multiplies what is added to x and to h.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        mlp: GatedMlp,
+        before_attention: Norm | None,
+        before_mlp: Norm | None,
+        after_attention: Norm | None = None,
+        after_mlp: Norm | None = None,
+        residual_scale: float = 1.0,
+    ) -> None: ...
+
+def decoder_layer(
+    x: mx.array, layer: DecoderLayer, slab: Slab, table: StepTable, window: int = 0
+) -> mx.array:
+    """The layer over x [B, L, hidden] in one node, T = B * L token rows as the table says; K and V are
+    written into the slab and attended as in `update_and_attend`. A token row's position is its `visible` - 1.
+    Returns x's shape and dtype; float32 inside. A row's bits depend on its own history alone.
+    """
+
+def attention_block(
+    x: mx.array, attention: Attention, slab: Slab, table: StepTable, window: int = 0
+) -> mx.array:
+    """Only the attention block, without norm and residual: [B, L, hidden] to [B, L, hidden]."""
+
+def gated_mlp(x: mx.array, mlp: GatedMlp) -> mx.array:
+    """x [..., hidden] to [..., hidden]."""
+
 class Moment:
     """A point in time on the steady clock."""
 

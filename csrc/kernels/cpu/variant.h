@@ -5,6 +5,7 @@
 #include "kernels/cpu/attend_tile.h"
 #include "kernels/cpu/choose_tile.h"
 #include "kernels/cpu/convert_tile.h"
+#include "kernels/cpu/elementwise_tile.h"
 #include "kernels/cpu/matmul_tile.h"
 
 namespace pomona::kernels {
@@ -14,6 +15,7 @@ struct Kernels {
   AttendTile* attend_tile;
   ChooseKernels choose;
   ConvertKernels convert;
+  ElementwiseKernels elementwise;
   MatmulKernels matmul;
 };
 

@@ -20,6 +20,8 @@ FILES = (
     "test_update_and_attend.py",
     "test_update_and_gather.py",
     "test_in_place.py",
+    "test_rows.py",
+    "test_decoder_layer.py",
 )
 
 
