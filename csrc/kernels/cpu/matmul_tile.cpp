@@ -67,7 +67,7 @@ struct RowGroup {
 template <typename T>
 struct Dense {
   static constexpr int kCodes = 1;
-  static constexpr bool kGrouped = false;
+  static constexpr bool kGrouped = false, kBiased = false;
   using Raw = Lanes;
   static constexpr int64_t kRawBytes = sizeof(T);
 
@@ -192,11 +192,10 @@ INLINE Lanes load_some<E4m3>(const char* from, int64_t count) {
       load_bytes(reinterpret_cast<const uint8_t*>(from), count < kLanes ? count : kLanes));
 }
 
-// table[g] = values of group first + g for each row of the group, for `count` groups. The rows
-// `ahead` further on are asked for: they come next.
+// table[g] = values of group first + g for each row of the group, for `count` groups.
 template <typename T>
 INLINE void load_groups(const RowGroup& rows, const void* values, int64_t first, int64_t count,
-                        int64_t ahead, Lanes* table) {
+                        Lanes* table) {
   const int64_t stride = rows.w->depth / rows.w->group_size * sizeof(T);
   const char* base = static_cast<const char*>(values) + rows.first * stride + first * sizeof(T);
   for (int64_t g = 0; g < count; g += kLanes, base += kLanes * sizeof(T)) {
@@ -204,7 +203,6 @@ INLINE void load_groups(const RowGroup& rows, const void* values, int64_t first,
     const char* row = base;
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; i++) {
-      __builtin_prefetch(row + ahead * stride);
       square[i] = load_some<T>(row, count - g);
       row = rows.next(row, i, stride);
     }
@@ -220,12 +218,11 @@ struct GroupTable {
 };
 
 template <bool Biased>
-void load_groups(const RowGroup& rows, int64_t first, int64_t count, int64_t ahead,
-                 GroupTable& table) {
+void load_groups(const RowGroup& rows, int64_t first, int64_t count, GroupTable& table) {
   const Weights& w = *rows.w;
   const auto fill = [&]<typename T>(T) {
-    load_groups<T>(rows, w.scales, first, count, ahead, table.scale);
-    if constexpr (Biased) load_groups<T>(rows, w.biases, first, count, ahead, table.bias);
+    load_groups<T>(rows, w.scales, first, count, table.scale);
+    if constexpr (Biased) load_groups<T>(rows, w.biases, first, count, table.bias);
   };
   if constexpr (!Biased) return w.code == Code::kNvfp4 ? fill(E4m3{}) : fill(E8m0{});
   switch (w.type) {
@@ -240,19 +237,51 @@ void load_groups(const RowGroup& rows, int64_t first, int64_t count, int64_t ahe
 
 // ------------------------------------------------------------------ unpacking
 
-// Calls body(k, weights of V row groups) for the depths [begin, end) of one block, in order.
+// The memory of kLanes rows that are needed next, asked for evenly while others are worked on: more
+// requests at a time than the core can have open would make it wait.
+struct Upcoming {
+  const char *words, *scales, *biases;
+  int64_t group_bytes;  // of one group in all rows
+
+  Upcoming() = default;
+  Upcoming(const Weights& w, int64_t row)
+      : words(static_cast<const char*>(w.data) + row * row_bytes(w)) {
+    if (w.code == Code::kDense) return;
+    group_bytes = kLanes * (w.code == Code::kAffine ? size_of(w.type) : 1);
+    const int64_t offset = row * (w.depth / w.group_size) * group_bytes / kLanes;
+    scales = static_cast<const char*>(w.scales) + offset;
+    biases = static_cast<const char*>(w.biases) + offset;
+  }
+
+  INLINE void ask_word(int64_t index, int64_t word_bytes) const {
+    __builtin_prefetch(words + index * kLanes * word_bytes);
+  }
+
+  INLINE void ask_group(int64_t index, bool biased) const {
+    __builtin_prefetch(scales + index * group_bytes);
+    if (biased) __builtin_prefetch(biases + index * group_bytes);
+  }
+};
+
+// Calls body(k, weights of V row groups) for the depths [begin, end) of one block, in order. The
+// rows `ahead` further on come next.
 template <typename Format, int V, typename Body>
 INLINE void unpack(const RowGroup (&rows)[V], int64_t begin, int64_t end, int64_t ahead,
                    const Body& body) {
   constexpr int64_t kDepth = int64_t{kLanes} * Format::kCodes;  // of a square
   GroupTable tables[Format::kGrouped ? V : 1];
-  const int group_shift = Format::kGrouped ? __builtin_ctzll(rows[0].w->group_size) : 0;
-  if constexpr (Format::kGrouped) {
-    for (int v = 0; v < V; v++) {
-      load_groups<Format::kBiased>(rows[v], begin >> group_shift, (end - begin) >> group_shift,
-                                   ahead, tables[v]);
+  Upcoming upcoming[V];
+  const int64_t group_size = Format::kGrouped ? rows[0].w->group_size : kDepth;
+  for (int v = 0; v < V; v++) {
+    upcoming[v] = Upcoming(*rows[v].w, rows[v].first + ahead);
+    if constexpr (Format::kGrouped) {
+      const int shift = __builtin_ctzll(group_size);
+      load_groups<Format::kBiased>(rows[v], begin >> shift, (end - begin) >> shift, tables[v]);
     }
   }
+  const int64_t first_group = begin / group_size;
+  int64_t group = first_group, group_end = begin;
+  Lanes scale[V], bias[V];
   for (int64_t start = begin; start < end; start += kDepth) {
     Lanes raw[V][kLanes];
     const int64_t words = (end - start < kDepth ? end - start : kDepth) / Format::kCodes;
@@ -262,7 +291,6 @@ INLINE void unpack(const RowGroup (&rows)[V], int64_t begin, int64_t end, int64_
       const char* row = static_cast<const char*>(w.data) + rows[v].first * stride + at;
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; i++) {
-        __builtin_prefetch(row + ahead * stride);
         raw[v][i] = Format::load_raw(row, words);
         row = rows[v].next(row, i, stride);
       }
@@ -270,14 +298,18 @@ INLINE void unpack(const RowGroup (&rows)[V], int64_t begin, int64_t end, int64_
     }
     for (int64_t i = 0; i < words; i++) {
       const int64_t k = start + i * Format::kCodes;
-      Lanes scale[V], bias[V];
-      if constexpr (Format::kGrouped) {
-        const int64_t g = (k - begin) >> group_shift;
+      if (Format::kGrouped && k == group_end) {
+        const int64_t g = group - first_group;
         for (int v = 0; v < V; v++) {
           scale[v] = tables[v].scale[g];
-          if constexpr (Format::kBiased) bias[v] = tables[v].bias[g];
+          if constexpr (Format::kGrouped && Format::kBiased) bias[v] = tables[v].bias[g];
+          upcoming[v].ask_group(group, Format::kBiased);
         }
+        group++;
+        group_end += group_size;
       }
+#pragma GCC unroll 8
+      for (int v = 0; v < V; v++) upcoming[v].ask_word(k / Format::kCodes, Format::kRawBytes);
 #pragma GCC unroll 16
       for (int code = 0; code < Format::kCodes; code++) {
         Lanes weights[V];
@@ -426,11 +458,12 @@ void multiply_few(const Product& p, const Unit* units, int64_t group) {
     rows[v] = RowGroup(*units[unit].weights, units[unit].first + within);
     to[v] = p.out + unit * R * kUnit + within;
   }
-  const int64_t depth = p.layout.depth();
+  const bool one_matrix = rows[0].w == rows[V - 1].w;
+  const int64_t ahead = one_matrix ? V * kLanes : kUnit, depth = p.layout.depth();
   for (int64_t begin = 0; begin < depth; begin += kSumBlock) {
     const int64_t end = depth - begin < kSumBlock ? depth : begin + kSumBlock;
     Lanes sums[R][V] = {};
-    unpack<Format, V>(rows, begin, end, V * kLanes, [&](int64_t k, const Lanes(&w)[V]) {
+    unpack<Format, V>(rows, begin, end, ahead, [&](int64_t k, const Lanes(&w)[V]) {
       const float* x = p.packed + k * R;
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
