@@ -29,7 +29,7 @@ void join(const Norm* norm, float scale, const Rows& residual, const Target& out
   if (norm == nullptr) return produce(scale, residual, out);
   float* y = workspace().result.reserve(residual.count * residual.width);
   produce(1.0f, no_rows(), target_of(y, residual.width));
-  add_normed(y, *norm, scale, residual, out);
+  add_rows(y, residual.count, norm, scale, residual, out);
 }
 
 void prepare_heads(const std::optional<Norm>& norm, const Turning& turning, const float* angles,
@@ -115,19 +115,6 @@ const float* attend_rows(const AttentionBlock& a, const Context& context, const 
   return attended;
 }
 
-// out = residual + scale * (one matrix times the rows).
-void project_rows(const Linear& matrix, const Rows& x, float scale, const Rows& residual,
-                  const Target& out) {
-  const PackedLayout layout(x.count, x.width);
-  float* packed = workspace().packed.reserve(layout.floats());
-  pack(x, nullptr, layout, packed);
-  const Epilogue epilogue{matrix.bias, scale, residual, out};
-  project(layout, packed, {&matrix, 1},
-          [&](int64_t, int64_t column, int64_t columns, const float* sums) {
-            epilogue(column, columns, sums, x.count);
-          });
-}
-
 void mlp_rows(const GatedMlp& mlp, const Rows& x, const Norm* norm, float scale,
               const Rows& residual, const Target& out) {
   const PackedLayout layout(x.count, x.width);
@@ -146,16 +133,25 @@ void decoder_layer(const DecoderLayer& layer, const Context& context, const Rows
   const AttentionBlock& a = layer.attention;
   const Rows attended = rows_of(attend_rows(a, context, x, pointer(layer.before_attention)),
                                 x.count, a.o.weights.depth);
-  for_blocks(x.count, [&](int64_t first, int64_t count) {
-    float* h = workspace().hidden.reserve(count * x.width);
+  const auto attention_half = [&](int64_t first, int64_t count, float* h) {
     join(pointer(layer.after_attention), layer.residual_scale, x.part(first, count),
          target_of(h, x.width), [&](float scale, const Rows& residual, const Target& to) {
            project_rows(a.o, attended.part(first, count), scale, residual, to);
          });
-    const Rows rows = rows_of(h, count, x.width);
-    join(pointer(layer.after_mlp), layer.residual_scale, rows, out.from(first),
+    return rows_of(h, count, x.width);
+  };
+  if (layer.experts != nullptr) {
+    const Rows h = attention_half(0, x.count, workspace().hidden.reserve(x.count * x.width));
+    expert_mlp(*layer.experts, h, pointer(layer.before_mlp), pointer(layer.after_mlp),
+               layer.residual_scale, h, out);
+    return;
+  }
+  // Block by block, so that the MLP's rows are still in a cache.
+  for_blocks(x.count, [&](int64_t first, int64_t count) {
+    const Rows h = attention_half(first, count, workspace().hidden.reserve(count * x.width));
+    join(pointer(layer.after_mlp), layer.residual_scale, h, out.from(first),
          [&](float scale, const Rows& residual, const Target& to) {
-           mlp_rows(layer.mlp, rows, pointer(layer.before_mlp), scale, residual, to);
+           mlp_rows(*layer.mlp, h, pointer(layer.before_mlp), scale, residual, to);
          });
   });
 }
@@ -164,9 +160,7 @@ void attention_block(const AttentionBlock& block, const Context& context, const 
                      const Target& out) {
   const int64_t width = block.o.weights.depth;
   const Rows attended = rows_of(attend_rows(block, context, x, nullptr), x.count, width);
-  for_blocks(x.count, [&](int64_t first, int64_t count) {
-    project_rows(block.o, attended.part(first, count), 1.0f, no_rows(), out.from(first));
-  });
+  project_rows(block.o, attended, 1.0f, no_rows(), out);
 }
 
 void gated_mlp(const GatedMlp& mlp, const Rows& x, const Target& out) {

@@ -11,15 +11,6 @@ namespace {
 // Up to this many rows, two units at once are faster than one after the other.
 constexpr int64_t kPairedRows = 4;
 
-void load_row(const Rows& rows, int64_t row, const Norm* norm, float* to) {
-  if (norm != nullptr) {
-    kernels().elementwise.rms_norm(rows.type, rows.row(row), rows.width, norm->weight, norm->eps,
-                                   to);
-  } else {
-    kernels().convert.widen(rows.type, rows.row(row), rows.width, to);
-  }
-}
-
 void pack_one(const Rows& rows, const Norm* norm, const PackedLayout& layout, int64_t tile,
               float* packed) {
   const int64_t first = layout.first_row(tile), count = layout.rows_of(tile);
@@ -72,6 +63,21 @@ void project(const PackedLayout& layout, const float* packed, std::span<const Li
       }
       first = past;
     }
+  });
+}
+
+void project_rows(const Linear& matrix, const Rows& x, float scale, const Rows& residual,
+                  const Target& out) {
+  thread_local AlignedFloats buffer;
+  for_blocks(x.count, [&](int64_t first, int64_t count) {
+    const PackedLayout layout(count, x.width);
+    float* packed = buffer.reserve(layout.floats());
+    pack(x.part(first, count), nullptr, layout, packed);
+    const Epilogue epilogue{matrix.bias, scale, part_of(residual, first, count), out.from(first)};
+    project(layout, packed, {&matrix, 1},
+            [&](int64_t, int64_t column, int64_t columns, const float* sums) {
+              epilogue(column, columns, sums, count);
+            });
   });
 }
 

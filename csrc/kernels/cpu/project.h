@@ -49,4 +49,8 @@ struct Epilogue {
   void operator()(int64_t first, int64_t columns, const float* sums, int64_t rows) const;
 };
 
+// out = residual + scale * (matrix times the rows + bias); residual may be no_rows().
+void project_rows(const Linear& matrix, const Rows& x, float scale, const Rows& residual,
+                  const Target& out);
+
 }  // namespace pomona::kernels

@@ -20,6 +20,7 @@ FILES = (
     "test_in_place.py",
     "test_rows.py",
     "test_decoder_layer.py",
+    "test_experts.py",
 )
 
 
