@@ -7,6 +7,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 
+#include "kernels/cpu/blas_pool.h"
+#include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/variant.h"
 #include "ops/decoder_layer.h"
 #include "ops/expert_mlp.h"
@@ -213,6 +215,8 @@ class SharedMoment {
 NB_MODULE(_ops, m) {
   nb::module_::import_("mlx.core");  // registers the array and dtype types used below
   m.doc() = "MLX primitives over the CPU kernels.";
+  kernels::ThreadPool::configured_threads();  // a wrong number must raise here, not in a step
+  kernels::share_pool_with_blas();
 
   nb::class_<ops::Slab>(m, "Slab")
       .def(nb::init<int, int, int, int, int, int, mlx::core::Dtype>(), "blocks"_a, "block_size"_a,

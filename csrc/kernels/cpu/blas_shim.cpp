@@ -7,6 +7,8 @@
 // OpenBLAS runs with one thread and we share out the columns or rows: its own threads wait for each
 // other in a busy loop, which makes a product a hundred times slower as soon as another program
 // wants a core. The pieces depend on the shape alone, so the number of threads changes no bit.
+//
+// The threads are those of pomona._ops once that is loaded, else a pool of this library.
 
 #include <dlfcn.h>
 
@@ -15,6 +17,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/cpu/blas_pool.h"
 #include "kernels/cpu/thread_pool.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -35,6 +38,11 @@ constexpr int64_t kThreadedWork = 1 << 20;
 // A product is cut into at most kPieces pieces, each a multiple of kPieceStep wide.
 constexpr int kPieces = 32, kPieceStep = 96;
 
+void run_on_own_pool(int64_t count, int64_t grain, ThreadPool::Body body) {
+  ThreadPool::shared().run(count, grain, body);
+}
+
+std::atomic<RunOnPool*> run{run_on_own_pool};
 Sgemm* openblas = nullptr;
 std::atomic<uint64_t> calls{0};
 
@@ -53,7 +61,7 @@ template <typename Body>
 void share_out(const Product& p, int total, int piece, const Body& body) {
   const int pieces = (total + piece - 1) / piece;
   if (pieces < 2 || int64_t{p.m} * p.n * p.k < kThreadedWork) return body(0, total);
-  ThreadPool::shared().run(pieces, 1, [&](int64_t begin, int64_t end) {
+  run.load(std::memory_order_relaxed)(pieces, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       const int first = static_cast<int>(i) * piece;
       body(first, std::min(piece, total - first));
@@ -181,6 +189,11 @@ EXPORT const char* pomona_blas_init(const char* path) {
   set_threads(1);
   openblas = reinterpret_cast<Sgemm*>(dlsym(library, "scipy_cblas_sgemm"));
   return openblas == nullptr ? dlerror() : nullptr;
+}
+
+// From now on products are shared out by `on_other_pool`.
+EXPORT void pomona_blas_use_pool(RunOnPool* on_other_pool) {
+  run.store(on_other_pool, std::memory_order_relaxed);
 }
 
 // How many products came through here.

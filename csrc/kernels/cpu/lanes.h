@@ -217,6 +217,38 @@ inline Lanes exp2(Lanes x) {
   return p * bits_of<Lanes>(exponent);
 }
 
+#if defined(__AVX512F__)
+
+// Transposes a square of lanes: 4x4 squares within the 128-bit parts, then the parts themselves.
+inline void transpose(Lanes (&x)[kLanes]) {
+  __m512 a[kLanes];
+#pragma GCC unroll 4
+  for (int i = 0; i < kLanes; i += 4) {
+    const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(x[i], x[i + 1]));
+    const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(x[i], x[i + 1]));
+    const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(x[i + 2], x[i + 3]));
+    const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(x[i + 2], x[i + 3]));
+    a[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23));
+    a[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23));
+    a[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23));
+    a[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23));
+  }
+  // a[4 r + c] holds, in part p, column 4 p + c of rows 4 r ... 4 r + 3.
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; c++) {
+    const __m512 even01 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x88);
+    const __m512 odd01 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xdd);
+    const __m512 even23 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x88);
+    const __m512 odd23 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xdd);
+    x[c] = _mm512_shuffle_f32x4(even01, even23, 0x88);
+    x[8 + c] = _mm512_shuffle_f32x4(even01, even23, 0xdd);
+    x[4 + c] = _mm512_shuffle_f32x4(odd01, odd23, 0x88);
+    x[12 + c] = _mm512_shuffle_f32x4(odd01, odd23, 0xdd);
+  }
+}
+
+#else
+
 template <int... I>
 inline Lanes zip_low(Lanes a, Lanes b, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, b, (I % 2 * kLanes + I / 2)...);
@@ -242,6 +274,8 @@ inline void transpose(Lanes (&x)[kLanes]) {
     for (int i = 0; i < kLanes; i++) x[i] = y[i];
   }
 }
+
+#endif
 
 }  // namespace
 }  // namespace pomona::kernels

@@ -28,11 +28,16 @@ constexpr int kPanelRows = 6, kPanelVectors = 2;
 #endif
 static_assert(kUnitVectors % kPanelVectors == 0);
 
-// Up to this many rows the weights are used as they are unpacked.
+// Up to this many rows the weights are used as they are unpacked: as many sums of two vectors as
+// the registers hold beside them.
+#if defined(__AVX512F__)
+constexpr int kFewRows = 8;
+#else
 constexpr int kFewRows = 4;
+#endif
 
-// Vectors that are unpacked side by side then: enough independent sums to hide the latency of one.
-constexpr int kFewVectors = 4;
+// A single row needs more vectors side by side, to hide the latency of its sums.
+constexpr int few_vectors(int rows) { return rows == 1 ? 4 : 2; }
 static_assert(kUnitVectors % 2 == 0);
 
 // kLanes rows of a matrix from `first` on; past the last row it is repeated.
@@ -442,12 +447,20 @@ void multiply_few(const Product& p, const Unit* units, int64_t group) {
 
 template <typename Format, int R>
 void multiply_few(const Product& p, const Unit* units, int64_t count) {
+  constexpr int V = few_vectors(R);
   const int64_t groups = count * kUnitVectors;
   int64_t group = 0;
-  for (; group + kFewVectors <= groups; group += kFewVectors) {
-    multiply_few<Format, R, kFewVectors>(p, units, group);
-  }
+  for (; group + V <= groups; group += V) multiply_few<Format, R, V>(p, units, group);
   for (; group < groups; group += 2) multiply_few<Format, R, 2>(p, units, group);
+}
+
+// As multiply_few for the R rows there are; R counts down to it.
+template <typename Format, int R = kFewRows>
+void multiply_few_rows(const Product& p, const Unit* units, int64_t count) {
+  if constexpr (R > 0) {
+    if (p.layout.rows() != R) return multiply_few_rows<Format, R - 1>(p, units, count);
+    multiply_few<Format, R>(p, units, count);
+  }
 }
 
 // panel[k][column]: the unit's weights of depths [begin, end).
@@ -535,16 +548,7 @@ void multiply(const PackedLayout& layout, const float* packed, const Unit* units
   const Product p{layout, packed, out};
   if (layout.rows() <= kFewRows && same_format(units[0], units[count - 1])) {
     const bool known = with_format(*units[0].weights, [&]<typename Format>(Format) {
-      switch (layout.rows()) {
-        case 1:
-          return multiply_few<Format, 1>(p, units, count);
-        case 2:
-          return multiply_few<Format, 2>(p, units, count);
-        case 3:
-          return multiply_few<Format, 3>(p, units, count);
-        case 4:
-          return multiply_few<Format, 4>(p, units, count);
-      }
+      multiply_few_rows<Format>(p, units, count);
     });
     if (known) return;
   }

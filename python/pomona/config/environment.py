@@ -19,6 +19,7 @@ OTHER_VARIABLES = {
     VS_API_KEY_VARIABLE: "The key that `pomona bench` sends to the server of --vs.",
     TRACEBACK_VARIABLE: "Set to see where an unexpected error came from.",
     "POMONA_CPU_VARIANT": "Forces an instruction set of the CPU kernels, such as avx2. For tests.",
+    "POMONA_CPU_THREADS": "How many threads the CPU kernels use. Default: the cores the process may use.",
     "POMONA_TEMPLATE_DIR": "A folder with more chat templates for the tests.",
 }
 
