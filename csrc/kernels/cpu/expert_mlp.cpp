@@ -107,22 +107,27 @@ using FinishVisit = FunctionRef<void(const Visit& visit, int64_t column, int64_t
                                      const float* sums, const float* bias)>;
 void project_down(const float* inner, int64_t hidden, int64_t inner_width, const Workspace& w,
                   FinishVisit finish) {
-  const int64_t work = std::ssize(w.visits) * hidden * inner_width;
-  share(work, units_of(hidden), 1, [&](int64_t begin, int64_t end) {
-    thread_local AlignedFloats buffer;
-    for (int64_t u = begin; u < end; u++) {
-      const int64_t column = u * kUnit, columns = std::min(kUnit, hidden - column);
-      for (const auto& [expert, first, count] : w.groups) {
-        float* sums = buffer.reserve(count * kUnit);
-        const Unit unit{&expert->down.weights, column};
-        multiply(PackedLayout(count, inner_width), inner + first * inner_width, {&unit, 1}, sums);
-        const float* bias = expert->down.bias == nullptr ? nullptr : expert->down.bias + column;
-        for (int64_t r = 0; r < count; r++) {
-          finish(w.visits[first + r], column, columns, sums + r * kUnit, bias);
+  const int64_t visits = std::ssize(w.visits), groups = std::max<int64_t>(1, std::ssize(w.groups));
+  const int64_t step = units_at_once(visits / groups);
+  share_units(
+      visits * hidden * inner_width, units_of(hidden), step, [&](int64_t begin, int64_t end) {
+        thread_local AlignedFloats buffer;
+        for (int64_t u = begin; u < end; u += step) {
+          const int64_t n = std::min(step, end - u);
+          for (const auto& [expert, first, count] : w.groups) {
+            float* sums = buffer.reserve(2 * count * kUnit);
+            const Linear& down = expert->down;
+            const Unit pair[] = {{&down.weights, u * kUnit}, {&down.weights, (u + 1) * kUnit}};
+            multiply(PackedLayout(count, inner_width), inner + first * inner_width,
+                     std::span(pair, n), sums);
+            for (int64_t i = 0; i < n * count; i++) {
+              const int64_t column = (u + i / count) * kUnit;
+              finish(w.visits[first + i % count], column, std::min(kUnit, hidden - column),
+                     sums + i * kUnit, down.bias == nullptr ? nullptr : down.bias + column);
+            }
+          }
         }
-      }
-    }
-  });
+      });
 }
 
 // out = residual + scale * (x + bias), one row.

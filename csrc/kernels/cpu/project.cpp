@@ -8,9 +8,6 @@
 namespace pomona::kernels {
 namespace {
 
-// Up to this many rows, two units at once are faster than one after the other.
-constexpr int64_t kPairedRows = 4;
-
 void pack_one(const Rows& rows, const Norm* norm, const PackedLayout& layout, int64_t tile,
               float* packed) {
   const int64_t first = layout.first_row(tile), count = layout.rows_of(tile);
@@ -36,6 +33,14 @@ void pack(const Rows& rows, const Norm* norm, const PackedLayout& layout, float*
   });
 }
 
+void share_units(int64_t work, int64_t units, int64_t step,
+                 FunctionRef<void(int64_t, int64_t)> body) {
+  const int64_t threads = ThreadPool::shared().threads(), least = (units + step - 1) / step;
+  const int64_t pieces = std::min(units, (least + threads - 1) / threads * threads);
+  share(work, pieces, 1,
+        [&](int64_t begin, int64_t end) { body(begin * units / pieces, end * units / pieces); });
+}
+
 void project(const PackedLayout& layout, const float* packed, std::span<const Linear> matrices,
              Finish finish) {
   int64_t units = 0, columns = 0;
@@ -43,8 +48,8 @@ void project(const PackedLayout& layout, const float* packed, std::span<const Li
     units += units_of(m.weights.rows);
     columns += m.weights.rows;
   }
-  const int64_t rows = layout.rows(), step = rows <= kPairedRows ? 2 : 1;
-  share(rows * columns * layout.depth(), units, step, [&](int64_t begin, int64_t end) {
+  const int64_t rows = layout.rows(), step = units_at_once(rows);
+  share_units(rows * columns * layout.depth(), units, step, [&](int64_t begin, int64_t end) {
     thread_local AlignedFloats buffer;
     float* sums = buffer.reserve(2 * rows * kUnit);
     int64_t first = 0;  // unit of the current matrix

@@ -83,7 +83,7 @@ def mlp(module: Any, activation: str = "silu") -> _ops.GatedMlp:
     return _ops.GatedMlp(gate, up, down, activation)
 
 
-def llama_block(hidden: int = 96, bias: bool = False) -> Any:
+def llama_block(hidden: int = 96, head_dim: int = 32, bias: bool = False) -> Any:
     return llama.TransformerBlock(
         llama.ModelArgs(
             model_type="llama",
@@ -92,7 +92,7 @@ def llama_block(hidden: int = 96, bias: bool = False) -> Any:
             intermediate_size=2 * hidden + 32,
             num_attention_heads=6,
             num_key_value_heads=2,
-            head_dim=32,
+            head_dim=head_dim,
             rms_norm_eps=1e-5,
             vocab_size=16,
             attention_bias=bias,
@@ -310,6 +310,7 @@ MIXTURES: dict[str, tuple[Callable[[], Any], Callable[[Any], _ops.ExpertMlp]]] =
 BLOCKS: dict[str, tuple[Callable[[], Any], Callable[[Any], _ops.DecoderLayer], int]] = {
     "llama": (llama_block, pre_norm_layer, 0),
     "llama-bias": (lambda: llama_block(bias=True), pre_norm_layer, 0),
+    "llama-odd": (lambda: llama_block(100, head_dim=20), pre_norm_layer, 0),
     "qwen3": (qwen3_block, pre_norm_layer, 0),
     "gemma3": (lambda: gemma3_block(layer=5), gemma3_layer, 0),
     "gemma3-window": (gemma3_block, gemma3_layer, 24),

@@ -71,6 +71,19 @@ def test_rows_of_one_expert():
     assert difference(_ops.expert_mlp(x, mlp), expected) < 2e-5
 
 
+def test_more_rows_than_the_buffers_hold():
+    """16 M floats of activations are packed at once: 819 rows of these."""
+    module = modules.randomise(SwitchGLU(512, 512, 20), mx.float32)
+    experts = modules.experts(module)
+    router = _ops.Weights(random((20, 512), mx.float32, 1))
+    mlp = _ops.ExpertMlp(router, experts, 20, "softmax")
+    x = random((850, 512), mx.float32, 2)
+    assert mx.array_equal(_ops.expert_mlp(x, mlp)[800:], _ops.expert_mlp(x[800:], mlp))
+    indices = mx.broadcast_to(mx.arange(20), (850, 20))
+    whole = _ops.switch_glu(x, experts, indices)
+    assert mx.array_equal(whole[800:], _ops.switch_glu(x[800:], experts, indices[800:]))
+
+
 def test_equal_logits_choose_lower_ids():
     module, _ = mixture("mixtral")
     mlp = _ops.ExpertMlp(
