@@ -6,16 +6,19 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
 
 #include "kernels/cpu/blas_pool.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/variant.h"
+#include "ops/choose.h"
 #include "ops/decoder_layer.h"
 #include "ops/expert_mlp.h"
 #include "ops/gated_mlp.h"
 #include "ops/linear.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
+#include "ops/row_tables.h"
 #include "ops/slab.h"
 #include "ops/stamp.h"
 #include "ops/step_table.h"
@@ -47,7 +50,18 @@ class Step {
             block_size, span(tables), static_cast<int64_t>(tables.shape(1)), span(sequence),
             span(visible), span(slots), span(copies))) {}
 
+  static Step of_rows(int block_size, const std::vector<Row>& blocks,
+                      const std::vector<int32_t>& starts, const std::vector<int32_t>& counts,
+                      const Pairs& copies) {
+    std::vector<std::span<const int32_t>> spans;
+    for (const Row& row : blocks) spans.push_back(span(row));
+    return Step(ops::table_of_rows(block_size, spans, starts, counts, span(copies)));
+  }
+
   std::shared_ptr<const ops::StepTable> table;
+
+ private:
+  explicit Step(std::shared_ptr<const ops::StepTable> made) : table(std::move(made)) {}
 };
 
 class SharedWeights {
@@ -231,7 +245,9 @@ NB_MODULE(_ops, m) {
 
   nb::class_<Step>(m, "StepTable")
       .def(nb::init<int, const Table&, const Row&, const Row&, const Row&, const Pairs&>(),
-           "block_size"_a, "tables"_a, "sequence"_a, "visible"_a, "slots"_a, "copies"_a);
+           "block_size"_a, "tables"_a, "sequence"_a, "visible"_a, "slots"_a, "copies"_a)
+      .def_static("of_rows", &Step::of_rows, "block_size"_a, "blocks"_a, "starts"_a, "counts"_a,
+                  "copies"_a);
 
   m.def(
       "update_and_attend",
@@ -248,6 +264,20 @@ NB_MODULE(_ops, m) {
       },
       "x"_a, "slab"_a, "values"_a, "table"_a);
 
+  nb::class_<kernels::DrawRule>(m, "DrawRule")
+      .def(
+          "__init__",
+          [](kernels::DrawRule* self, float temperature, int64_t top_k, float top_p, float min_p,
+             uint64_t seed) {
+            new (self) kernels::DrawRule{temperature, top_k, top_p, min_p, seed};
+          },
+          "temperature"_a, "top_k"_a = 0, "top_p"_a = 1.0f, "min_p"_a = 0.0f, "seed"_a = 0)
+      .def_ro("temperature", &kernels::DrawRule::temperature)
+      .def_ro("top_k", &kernels::DrawRule::top_k)
+      .def_ro("top_p", &kernels::DrawRule::top_p)
+      .def_ro("min_p", &kernels::DrawRule::min_p)
+      .def_ro("seed", &kernels::DrawRule::seed);
+  m.def("choose", &ops::choose, "logits"_a, "rules"_a, "indices"_a);
   using MaybeArray = std::optional<mlx::core::array>;
   nb::class_<SharedWeights>(m, "Weights")
       .def(

@@ -3,6 +3,9 @@
 Must be called on the thread that does all MLX work.
 """
 
+from collections.abc import Sequence
+from typing import Final
+
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +68,20 @@ class StepTable:
         slots: Int32Array,
         copies: Int32Array,
     ) -> None: ...
+    @staticmethod
+    def of_rows(
+        block_size: int,
+        blocks: Sequence[Int32Array],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        copies: Int32Array,
+    ) -> StepTable:
+        """The table of a step that runs tokens [start, start + count) of each row: all of them see what comes
+        before them in their row and themselves, and write into the block of their position.
+
+        blocks: each row's block table. The token rows of one row follow each other, in the rows' order.
+        Raises ValueError like the constructor, and when a table is too short.
+        """
 
 def update_and_attend(
     q: mx.array,
@@ -91,6 +108,30 @@ def update_and_gather(x: mx.array, slab: Slab, values: bool, table: StepTable) -
     """Write x [1, H, L, D] into K (or V) of the slab, then return that row's history as dense
     [1, H, visible of the last token row, D]. One sequence only (the gathered reader).
     Block copies of the table are made for the written half (K or V) only.
+    """
+
+class DrawRule:
+    """How one row's tokens are drawn from its logits: temperature (below 1e-5: the likeliest token), then
+    top_k (0: all), top_p, min_p. top_k and top_p keep every token that ties with the last one kept. The seed
+    fixes the row's random numbers. Immutable.
+    """
+
+    def __init__(
+        self, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0
+    ) -> None: ...
+    temperature: Final[float]
+    top_k: Final[int]
+    top_p: Final[float]
+    min_p: Final[float]
+    seed: Final[int]
+
+def choose(logits: mx.array, rules: Sequence[DrawRule], indices: Sequence[int]) -> mx.array:
+    """A token int32 [W] for each row of logits [W, V] in float32, bfloat16 or float16; -1 where a row holds
+    NaN, +inf or nothing but -inf.
+
+    indices: how many tokens each row has drawn before. float32 inside. A row's token depends on its own
+    logits, rule and index alone: splitmix64 over seed and index gives two numbers, the first chooses a block
+    of 128 tokens by its probability, the second a token in it.
     """
 
 class Weights:

@@ -114,7 +114,7 @@ def test_a_row_that_always_fails_in_sampling_ends_alone(
     subject: ModelUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail_seed_13(logits: mx.array, draws: list[Draw]) -> mx.array:
-        if any(draw.sampling.seed == 13 for draw in draws):
+        if any(draw.rule.seed == 13 for draw in draws):
             raise ValueError("sampling")
         return sample(logits, draws)
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cpu/attend_tile.h"
+#include "kernels/cpu/choose_tile.h"
 #include "kernels/cpu/convert_tile.h"
 #include "kernels/cpu/elementwise_tile.h"
 #include "kernels/cpu/matmul_tile.h"
@@ -12,6 +13,7 @@ namespace pomona::kernels {
 struct Kernels {
   const char* name;  // of the instruction set
   AttendTile* attend_tile;
+  ChooseKernels choose;
   ConvertKernels convert;
   ElementwiseKernels elementwise;
   MatmulKernels matmul;

@@ -56,24 +56,23 @@ class LoadedModel:
 
 
 def load(options: WorkerOptions) -> LoadedModel:
-    """Load weights, read the cache layout, choose the reader and make the pool.
+    """Load weights, read the cache layout, choose reader and ops, and make the pool.
 
     Raises ModelLoadError with a sentence.
     """
     seam.install()
     model, config = _load_weights(Path(options.model))
     layout = read_layout(model)
-    choice = choose_reader(model, layout, options.reader)
+    choice = choose_reader(model, layout, options.reader, options.fused_ops == "auto")
     if choice.reader is None:
         raise ModelLoadError(
-            f"models of type {config.get('model_type')!r} can't be served yet: {choice.note}"
+            f"models of type {config.get('model_type')!r} can't be served yet: {'; '.join(choice.notes)}"
         )
     layout = choice.layout
     store = KVStore(layout, options.block_size, pool_blocks(options, layout), snapshot_bytes(options, layout))
     caches = make_caches(layout, store.slabs, choice.reader)
-    notes = [choice.note] if choice.note else []
     return LoadedModel(
-        model, config, layout, choice.reader, choice.wanted, choice.vocab_size, store, caches, notes
+        model, config, layout, choice.reader, choice.wanted, choice.vocab_size, store, caches, choice.notes
     )
 
 

@@ -18,11 +18,11 @@ import numpy as np
 from pomona import _ops
 from pomona.kv.readers import ModelCaches, Reader, State
 from pomona.kv.row_states import StateBank, StockRows
-from pomona.link.messages import Sampling, TokenLogprobs
+from pomona.link.messages import TokenLogprobs
 from pomona.worker.head import WantedRows
 from pomona.worker.logprobs import LazyLogprobs, logprobs_of
 from pomona.worker.penalties import shape_rows
-from pomona.worker.sampler import Draw, sample
+from pomona.worker.sampler import GREEDY, Draw, sample
 from pomona.worker.scheduler import RowResult, ScheduledRow, StepPlan
 from pomona.worker.sequence import Int32Array
 
@@ -30,7 +30,7 @@ CALL_ERRORS = (ValueError, TypeError, RuntimeError, IndexError)
 """What building a model call can raise for bad input of one row. Errors of the device surface when a
 step is read; those end the worker."""
 
-UNUSED = Draw(Sampling(temperature=0.0), 0)
+UNUSED = Draw(GREEDY, 0)
 """For rows whose logits nobody reads."""
 
 
@@ -127,7 +127,7 @@ class Runner:
         completed = _ops.Moment()
         tokens = mx.zeros(0, mx.int32)
         if draws:
-            shaped, errors = shape_rows(logits.values.astype(mx.float32), [draw.shape for draw in draws])
+            shaped, errors = shape_rows(logits.values, [draw.shape for draw in draws])
             logits.errors.update({logits.rows[i].row.id: error for i, error in errors.items()})
             tokens = sample(shaped, draws)
         drawn, prompt = _drawn_logprobs(logits, tokens), _prompt_logprobs(logits)
@@ -202,10 +202,9 @@ class Runner:
         """The `cache=` argument of a call."""
         if isinstance(self._states, StockRows):
             return self._states.caches(call.rows[0].row.id)
-        positions = _positions(call)
-        offset = mx.array(positions) if call.packed else call.rows[0].start
+        offset = mx.array(_positions(call)) if call.packed else call.rows[0].start
         state = self._states.get([s.row.id for s in call.rows]) if self._caches.recurrent else None
-        self._caches.bind(self._table(call, plan, positions), offset, state)
+        self._caches.bind(self._table(call, plan), offset, state)
         return self._caches.layers
 
     def _state_after(self) -> State:
@@ -240,26 +239,20 @@ class Runner:
         assert previous is not None
         return mx.concatenate([mx.array(ids), previous.tokens])[mx.array(pick)]
 
-    def _table(self, call: ModelCall, plan: StepPlan, positions: Int32Array) -> _ops.StepTable:
-        counts = [s.count for s in call.rows]
-        width = max(len(s.row.table) for s in call.rows)
-        tables = np.full((len(call.rows), width), -1, np.int32)
-        for i, s in enumerate(call.rows):
-            tables[i, : len(s.row.table)] = s.row.table
-        sequence = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        block, within = np.divmod(positions, self._block_size)
-        slots = tables[sequence, block] * self._block_size + within
+    def _table(self, call: ModelCall, plan: StepPlan) -> _ops.StepTable:
+        rows = call.rows
+        blocks = [s.row.table for s in rows]
         copies = plan.copies
         if len(copies):
             # A copy belongs to the call whose row writes into the new block.
-            copies = copies[np.isin(copies[:, 1], tables)]
-        return _ops.StepTable(
-            self._block_size, tables, sequence, positions + 1, slots.astype(np.int32), copies
+            copies = copies[np.isin(copies[:, 1], np.concatenate(blocks))]
+        return _ops.StepTable.of_rows(
+            self._block_size, blocks, [s.start for s in rows], [s.count for s in rows], copies
         )
 
 
 def _positions(call: ModelCall) -> Int32Array:
-    """Of the call's tokens, int32 [T]."""
+    """Of a call's tokens, int32 [T]."""
     if call.token_rows == len(call.rows):
         return np.array([s.start for s in call.rows], np.int32)
     return np.concatenate([np.arange(s.start, s.start + s.count, dtype=np.int32) for s in call.rows])
@@ -282,14 +275,14 @@ def _pick(tokens: mx.array, places: list[int]) -> mx.array:
 def _draw(s: ScheduledRow, previous: InFlight | None) -> Draw:
     row = s.row
     if row.shaper is None:
-        return Draw(row.sampling, row.generated)
+        return Draw(row.rule, row.generated)
     unread = None
     if row.unread:
         assert previous is not None
         place = previous.index[row.id]
         unread = previous.tokens[place : place + 1]
     answer = row.tokens.view(row.prompt_tokens)
-    return Draw(row.sampling, row.generated, partial(row.shaper.apply, answer=answer, unread=unread))
+    return Draw(row.rule, row.generated, partial(row.shaper.apply, answer=answer, unread=unread))
 
 
 def _drawn_logprobs(logits: Logits, tokens: mx.array) -> list[tuple[list[int], LazyLogprobs]]:

@@ -8,8 +8,10 @@ from enum import Enum, auto
 import numpy as np
 from numpy.typing import NDArray
 
+from pomona._ops import DrawRule
 from pomona.link.messages import Sampling
 from pomona.worker.penalties import LogitShaper
+from pomona.worker.sampler import rule_of
 
 Int32Array = NDArray[np.int32]
 EMPTY = np.empty(0, np.int32)
@@ -63,6 +65,7 @@ class Sequence:
     boundaries: tuple[int, ...] = ()
     shaper: LogitShaper | None = None
     prompt_logprobs: int | None = None
+    rule: DrawRule = field(init=False)
     state: RowState = RowState.WAITING
     table: Int32Array = field(default_factory=lambda: EMPTY)
     reserved: int = 0
@@ -77,6 +80,9 @@ class Sequence:
     scored: int = 0
     awaited: AwaitedPrefix | None = None
     """What a waiting row lets a running one compute first."""
+
+    def __post_init__(self) -> None:
+        self.rule = rule_of(self.sampling)
 
     @property
     def pending(self) -> int:

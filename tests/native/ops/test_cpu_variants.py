@@ -15,6 +15,8 @@ VARIANTS = {"x86_64": ("generic", "avx2", "avx512"), "AMD64": ("generic", "avx2"
     platform.machine(), ("neon",)
 )
 FILES = (
+    "test_choose.py",
+    "test_linear.py",
     "test_update_and_attend.py",
     "test_update_and_gather.py",
     "test_in_place.py",
