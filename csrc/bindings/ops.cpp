@@ -13,6 +13,7 @@
 #include "kernels/cpu/variant.h"
 #include "ops/choose.h"
 #include "ops/decoder_layer.h"
+#include "ops/expert_mlp.h"
 #include "ops/gated_mlp.h"
 #include "ops/linear.h"
 #include "ops/rms_norm.h"
@@ -87,10 +88,16 @@ std::shared_ptr<const T> share_of(const Shared<T>* part) {
   return part == nullptr ? nullptr : part->value;
 }
 
+std::shared_ptr<const ops::Weights> weights_of(const SharedWeights* part) {
+  return part == nullptr ? nullptr : part->weights;
+}
+
 using SharedNorm = Shared<ops::Norm>;
 using SharedRope = Shared<ops::Rope>;
 using SharedAttention = Shared<ops::Attention>;
 using SharedMlp = Shared<ops::GatedMlp>;
+using SharedExperts = Shared<ops::Experts>;
+using SharedExpertMlp = Shared<ops::ExpertMlp>;
 using SharedLayer = Shared<ops::DecoderLayer>;
 
 void bind_layers(nb::module_& m) {
@@ -141,8 +148,8 @@ void bind_layers(nb::module_& m) {
           "__init__",
           [](SharedMlp* self, const SharedWeights* gate, const SharedWeights& up,
              const SharedWeights& down, const std::string& activation) {
-            new (self) SharedMlp(std::in_place, gate == nullptr ? nullptr : gate->weights,
-                                 up.weights, down.weights, activation);
+            new (self)
+                SharedMlp(std::in_place, weights_of(gate), up.weights, down.weights, activation);
           },
           "gate"_a.none(), "up"_a, "down"_a, "activation"_a);
   m.def(
@@ -150,15 +157,51 @@ void bind_layers(nb::module_& m) {
       [](const array& x, const SharedMlp& mlp) { return ops::gated_mlp(x, mlp.value); }, "x"_a,
       "mlp"_a);
 
+  nb::class_<SharedExperts>(m, "Experts")
+      .def(
+          "__init__",
+          [](SharedExperts* self, const SharedWeights& gate, const SharedWeights& up,
+             const SharedWeights& down, const std::string& activation) {
+            new (self)
+                SharedExperts(std::in_place, gate.weights, up.weights, down.weights, activation);
+          },
+          "gate"_a, "up"_a, "down"_a, "activation"_a);
+  nb::class_<SharedExpertMlp>(m, "ExpertMlp")
+      .def(
+          "__init__",
+          [](SharedExpertMlp* self, const SharedWeights& router, const SharedExperts& experts,
+             int top_k, const std::string& scoring, bool normalise, const SharedMlp* shared,
+             const SharedWeights* shared_gate) {
+            new (self) SharedExpertMlp(
+                std::in_place,
+                ops::ExpertMlp::Parts{router.weights, experts.value, top_k, scoring, normalise,
+                                      share_of(shared), weights_of(shared_gate)});
+          },
+          "router"_a, "experts"_a, "top_k"_a, "scoring"_a, "normalise"_a = false,
+          "shared"_a = nb::none(), "shared_gate"_a = nb::none());
+  m.def(
+      "expert_mlp",
+      [](const array& x, const SharedExpertMlp& mlp) { return ops::expert_mlp(x, mlp.value); },
+      "x"_a, "mlp"_a);
+  m.def(
+      "switch_glu",
+      [](const array& x, const SharedExperts& experts, const array& indices) {
+        return ops::switch_glu(x, experts.value, indices);
+      },
+      "x"_a, "experts"_a, "indices"_a);
+
   nb::class_<SharedLayer>(m, "DecoderLayer")
       .def(
           "__init__",
-          [](SharedLayer* self, const SharedAttention& attention, const SharedMlp& mlp,
+          [](SharedLayer* self, const SharedAttention& attention,
+             const std::variant<const SharedMlp*, const SharedExpertMlp*>& mlp,
              const SharedNorm* before_attention, const SharedNorm* before_mlp,
              const SharedNorm* after_attention, const SharedNorm* after_mlp, float residual_scale) {
+            const ops::Mlp kind =
+                std::visit([](auto* part) -> ops::Mlp { return part->value; }, mlp);
             new (self) SharedLayer(
                 std::in_place,
-                ops::DecoderLayer::Parts{attention.value, mlp.value, share_of(before_attention),
+                ops::DecoderLayer::Parts{attention.value, kind, share_of(before_attention),
                                          share_of(before_mlp), share_of(after_attention),
                                          share_of(after_mlp), residual_scale});
           },

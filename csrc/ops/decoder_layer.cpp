@@ -16,6 +16,13 @@ std::optional<kernels::Norm> view_of(const std::shared_ptr<const Norm>& norm) {
   return norm ? std::optional(norm->view()) : std::nullopt;
 }
 
+// Null when the MLP is of another kind.
+template <typename Kind>
+auto view_of(const Mlp& mlp) {
+  const auto* held = std::get_if<std::shared_ptr<const Kind>>(&mlp);
+  return held == nullptr ? nullptr : &(*held)->view();
+}
+
 void check_call(const Require& require, const mx::array& x, const Attention& attention,
                 const Slab& slab, const StepTable& table, int window) {
   const kernels::AttentionBlock& block = attention.view();
@@ -110,8 +117,8 @@ const float* Attention::angles(const StepTable& table) const {
 DecoderLayer::DecoderLayer(Parts parts) : parts_(std::move(parts)) {
   constexpr Require require{"DecoderLayer"};
   const int64_t hidden = parts_.attention->hidden();
-  require(parts_.mlp->hidden() == hidden, "attention has width ", hidden, ", the MLP ",
-          parts_.mlp->hidden());
+  const int64_t mlp_width = std::visit([](const auto& mlp) { return mlp->hidden(); }, parts_.mlp);
+  require(mlp_width == hidden, "attention has width ", hidden, ", the MLP ", mlp_width);
   for (const auto& norm :
        {parts_.before_attention, parts_.before_mlp, parts_.after_attention, parts_.after_mlp}) {
     require(!norm || norm->fits(hidden), "a norm has ", norm ? norm->dim() : 0,
@@ -119,7 +126,8 @@ DecoderLayer::DecoderLayer(Parts parts) : parts_(std::move(parts)) {
   }
   view_ = {
       .attention = parts_.attention->view(),
-      .mlp = parts_.mlp->view(),
+      .mlp = view_of<GatedMlp>(parts_.mlp),
+      .experts = view_of<ExpertMlp>(parts_.mlp),
       .before_attention = view_of(parts_.before_attention),
       .before_mlp = view_of(parts_.before_mlp),
       .after_attention = view_of(parts_.after_attention),

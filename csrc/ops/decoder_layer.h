@@ -4,9 +4,11 @@
 
 #include <memory>
 #include <optional>
+#include <variant>
 
 #include "kernels/cpu/decoder_layer.h"
 #include "mlx/array.h"
+#include "ops/expert_mlp.h"
 #include "ops/gated_mlp.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
@@ -43,11 +45,13 @@ class Attention {
   kernels::AttentionBlock view_;
 };
 
+using Mlp = std::variant<std::shared_ptr<const GatedMlp>, std::shared_ptr<const ExpertMlp>>;
+
 class DecoderLayer {
  public:
   struct Parts {
     std::shared_ptr<const Attention> attention;
-    std::shared_ptr<const GatedMlp> mlp;
+    Mlp mlp;
     std::shared_ptr<const Norm> before_attention, before_mlp, after_attention,
         after_mlp;  // or null
     float residual_scale;

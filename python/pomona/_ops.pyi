@@ -226,6 +226,30 @@ class GatedMlp:
 
     def __init__(self, gate: Weights | None, up: Weights, down: Weights, activation: str) -> None: ...
 
+class Experts:
+    """A GatedMlp over stacks of matrices, one per expert."""
+
+    def __init__(self, gate: Weights, up: Weights, down: Weights, activation: str) -> None: ...
+
+class ExpertMlp:
+    """`top_k` experts for each token, chosen and weighted by a router.
+
+    scoring: "softmax" (over all experts, then the top), "topk_softmax" (over the top logits) or "sigmoid".
+    normalise: the weights of the top are divided by their sum. The experts' results are added in order of
+    the experts' ids. shared: an MLP for every token, times sigmoid(shared_gate(x)) where there is a gate.
+    """
+
+    def __init__(
+        self,
+        router: Weights,
+        experts: Experts,
+        top_k: int,
+        scoring: str,
+        normalise: bool = False,
+        shared: GatedMlp | None = None,
+        shared_gate: Weights | None = None,
+    ) -> None: ...
+
 class DecoderLayer:
     """h = x + after_attention(attention(before_attention(x))); h + after_mlp(mlp(before_mlp(h))).
 
@@ -235,7 +259,7 @@ class DecoderLayer:
     def __init__(
         self,
         attention: Attention,
-        mlp: GatedMlp,
+        mlp: GatedMlp | ExpertMlp,
         before_attention: Norm | None,
         before_mlp: Norm | None,
         after_attention: Norm | None = None,
@@ -258,6 +282,14 @@ def attention_block(
 
 def gated_mlp(x: mx.array, mlp: GatedMlp) -> mx.array:
     """x [..., hidden] to [..., hidden]."""
+
+def expert_mlp(x: mx.array, mlp: ExpertMlp) -> mx.array:
+    """x [..., hidden] to [..., hidden]."""
+
+def switch_glu(x: mx.array, experts: Experts, indices: mx.array) -> mx.array:
+    """Each row of x [..., hidden] through the experts that indices [..., k] (int32 or uint32) name:
+    [..., k, hidden] in x's dtype, as mlx-lm's SwitchGLU.
+    """
 
 class Moment:
     """A point in time on the steady clock."""

@@ -11,7 +11,7 @@ namespace {
 // Buffers of the calling thread; they grow to the largest call and are then reused.
 struct Workspace {
   AlignedFloats q, k, v, attended;       // of all token rows
-  AlignedFloats packed, hidden, result;  // of one block of rows
+  AlignedFloats packed, hidden, result;  // of one block of rows, or of all for experts
 };
 
 Workspace& workspace() {
@@ -29,7 +29,7 @@ void join(const Norm* norm, float scale, const Rows& residual, const Target& out
   if (norm == nullptr) return produce(scale, residual, out);
   float* y = workspace().result.reserve(residual.count * residual.width);
   produce(1.0f, no_rows(), target_of(y, residual.width));
-  add_normed(y, *norm, scale, residual, out);
+  add_rows(y, residual.count, norm, scale, residual, out);
 }
 
 void prepare_heads(const std::optional<Norm>& norm, const Turning& turning, const float* angles,
@@ -52,14 +52,21 @@ void write(const float* rows, const SlabHalf& slab, std::span<const int32_t> slo
   }
 }
 
+// Float32, token row after token row.
+struct Heads {
+  const float *q, *k, *v;
+};
+
 // Queries, keys and values of all token rows, normed and turned.
-void project_heads(const AttentionBlock& a, const Context& context, const Rows& x,
-                   const Norm* norm) {
+Heads project_heads(const AttentionBlock& a, const Context& context, const Rows& x,
+                    const Norm* norm) {
   Workspace& w = workspace();
   const Linear matrices[] = {a.q, a.k, a.v};
-  const Target targets[] = {target_of(w.q.reserve(x.count * a.q.weights.rows), a.q.weights.rows),
-                            target_of(w.k.reserve(x.count * a.k.weights.rows), a.k.weights.rows),
-                            target_of(w.v.reserve(x.count * a.v.weights.rows), a.v.weights.rows)};
+  const auto buffer = [&](AlignedFloats& floats, const Linear& m) {
+    return target_of(floats.reserve(x.count * m.weights.rows), m.weights.rows);
+  };
+  const Target targets[] = {buffer(w.q, a.q), buffer(w.k, a.k), buffer(w.v, a.v)};
+  const auto floats = [&](int i) { return static_cast<float*>(targets[i].data); };
   for_blocks(x.count, [&](int64_t first, int64_t count) {
     const PackedLayout layout(count, x.width);
     float* packed = w.packed.reserve(layout.floats());
@@ -70,32 +77,31 @@ void project_heads(const AttentionBlock& a, const Context& context, const Rows& 
               Epilogue{matrices[i].bias, 1.0f, no_rows(), out}(column, columns, sums, count);
             });
   });
-  if (a.turning.half == 0 && !a.q_norm && !a.k_norm) return;
   const int64_t values = targets[0].width + targets[1].width;
   share(x.count * values * kElementWork, x.count, 8, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t++) {
       const float* angles = context.angles + t * 2 * a.turning.half;
       prepare_heads(a.q_norm, a.turning, angles, a.heads, a.head_dim(),
-                    static_cast<float*>(targets[0].at(t)));
+                    floats(0) + t * targets[0].width);
       prepare_heads(a.k_norm, a.turning, angles, a.kv_heads, a.head_dim(),
-                    static_cast<float*>(targets[1].at(t)));
+                    floats(1) + t * targets[1].width);
     }
   });
+  return {floats(0), floats(1), floats(2)};
 }
 
 // Attention of all token rows, before the output projection: [T, heads * value_dim].
 const float* attend_rows(const AttentionBlock& a, const Context& context, const Rows& x,
                          const Norm* norm) {
-  project_heads(a, context, x, norm);
-  Workspace& w = workspace();
+  const Heads heads = project_heads(a, context, x, norm);
   const int64_t dim = a.head_dim(), width = a.heads * dim;
   copy_blocks(context.keys, context.copies);
   copy_blocks(context.values, context.copies);
-  write(w.k.reserve(0), context.keys, context.slots);
-  write(w.v.reserve(0), context.values, context.slots);
-  float* attended = w.attended.reserve(x.count * a.o.weights.depth);
+  write(heads.k, context.keys, context.slots);
+  write(heads.v, context.values, context.slots);
+  float* attended = workspace().attended.reserve(x.count * a.o.weights.depth);
   attend({
-      .q = {.data = w.q.reserve(0),
+      .q = {.data = heads.q,
             .type = Float::kFloat32,
             .length = x.count,
             .heads = a.heads,
@@ -113,19 +119,6 @@ const float* attend_rows(const AttentionBlock& a, const Context& context, const 
       .out = attended,
   });
   return attended;
-}
-
-// out = residual + scale * (one matrix times the rows).
-void project_rows(const Linear& matrix, const Rows& x, float scale, const Rows& residual,
-                  const Target& out) {
-  const PackedLayout layout(x.count, x.width);
-  float* packed = workspace().packed.reserve(layout.floats());
-  pack(x, nullptr, layout, packed);
-  const Epilogue epilogue{matrix.bias, scale, residual, out};
-  project(layout, packed, {&matrix, 1},
-          [&](int64_t, int64_t column, int64_t columns, const float* sums) {
-            epilogue(column, columns, sums, x.count);
-          });
 }
 
 void mlp_rows(const GatedMlp& mlp, const Rows& x, const Norm* norm, float scale,
@@ -146,16 +139,25 @@ void decoder_layer(const DecoderLayer& layer, const Context& context, const Rows
   const AttentionBlock& a = layer.attention;
   const Rows attended = rows_of(attend_rows(a, context, x, pointer(layer.before_attention)),
                                 x.count, a.o.weights.depth);
-  for_blocks(x.count, [&](int64_t first, int64_t count) {
-    float* h = workspace().hidden.reserve(count * x.width);
+  const auto attention_half = [&](int64_t first, int64_t count, float* h) {
     join(pointer(layer.after_attention), layer.residual_scale, x.part(first, count),
          target_of(h, x.width), [&](float scale, const Rows& residual, const Target& to) {
            project_rows(a.o, attended.part(first, count), scale, residual, to);
          });
-    const Rows rows = rows_of(h, count, x.width);
-    join(pointer(layer.after_mlp), layer.residual_scale, rows, out.from(first),
+    return rows_of(h, count, x.width);
+  };
+  if (layer.experts != nullptr) {
+    const Rows h = attention_half(0, x.count, workspace().hidden.reserve(x.count * x.width));
+    expert_mlp(*layer.experts, h, pointer(layer.before_mlp), pointer(layer.after_mlp),
+               layer.residual_scale, h, out);
+    return;
+  }
+  // Block by block, so that the MLP's rows are still in a cache.
+  for_blocks(x.count, [&](int64_t first, int64_t count) {
+    const Rows h = attention_half(first, count, workspace().hidden.reserve(count * x.width));
+    join(pointer(layer.after_mlp), layer.residual_scale, h, out.from(first),
          [&](float scale, const Rows& residual, const Target& to) {
-           mlp_rows(layer.mlp, rows, pointer(layer.before_mlp), scale, residual, to);
+           mlp_rows(*layer.mlp, h, pointer(layer.before_mlp), scale, residual, to);
          });
   });
 }
@@ -164,9 +166,7 @@ void attention_block(const AttentionBlock& block, const Context& context, const 
                      const Target& out) {
   const int64_t width = block.o.weights.depth;
   const Rows attended = rows_of(attend_rows(block, context, x, nullptr), x.count, width);
-  for_blocks(x.count, [&](int64_t first, int64_t count) {
-    project_rows(block.o, attended.part(first, count), 1.0f, no_rows(), out.from(first));
-  });
+  project_rows(block.o, attended, 1.0f, no_rows(), out);
 }
 
 void gated_mlp(const GatedMlp& mlp, const Rows& x, const Target& out) {

@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 
+#include "kernels/cpu/expert_mlp.h"
 #include "kernels/cpu/gated_mlp.h"
 #include "kernels/cpu/paged_attention.h"
 #include "kernels/cpu/project.h"
@@ -40,7 +41,8 @@ struct Context {
 
 struct DecoderLayer {
   AttentionBlock attention;
-  GatedMlp mlp;
+  const GatedMlp* mlp;  // or, where null,
+  const ExpertMlp* experts;
   std::optional<Norm> before_attention, before_mlp, after_attention, after_mlp;
   float residual_scale;
 };

@@ -8,18 +8,6 @@
 namespace pomona::kernels {
 namespace {
 
-// Up to this many rows, two units at once are faster than one after the other.
-constexpr int64_t kPairedRows = 4;
-
-void load_row(const Rows& rows, int64_t row, const Norm* norm, float* to) {
-  if (norm != nullptr) {
-    kernels().elementwise.rms_norm(rows.type, rows.row(row), rows.width, norm->weight, norm->eps,
-                                   to);
-  } else {
-    kernels().convert.widen(rows.type, rows.row(row), rows.width, to);
-  }
-}
-
 void pack_one(const Rows& rows, const Norm* norm, const PackedLayout& layout, int64_t tile,
               float* packed) {
   const int64_t first = layout.first_row(tile), count = layout.rows_of(tile);
@@ -45,6 +33,14 @@ void pack(const Rows& rows, const Norm* norm, const PackedLayout& layout, float*
   });
 }
 
+void share_units(int64_t work, int64_t units, int64_t step,
+                 FunctionRef<void(int64_t, int64_t)> body) {
+  const int64_t threads = ThreadPool::shared().threads(), least = (units + step - 1) / step;
+  const int64_t pieces = std::min(units, (least + threads - 1) / threads * threads);
+  share(work, pieces, 1,
+        [&](int64_t begin, int64_t end) { body(begin * units / pieces, end * units / pieces); });
+}
+
 void project(const PackedLayout& layout, const float* packed, std::span<const Linear> matrices,
              Finish finish) {
   int64_t units = 0, columns = 0;
@@ -52,8 +48,8 @@ void project(const PackedLayout& layout, const float* packed, std::span<const Li
     units += units_of(m.weights.rows);
     columns += m.weights.rows;
   }
-  const int64_t rows = layout.rows(), step = rows <= kPairedRows ? 2 : 1;
-  share(rows * columns * layout.depth(), units, step, [&](int64_t begin, int64_t end) {
+  const int64_t rows = layout.rows(), step = units_at_once(rows);
+  share_units(rows * columns * layout.depth(), units, step, [&](int64_t begin, int64_t end) {
     thread_local AlignedFloats buffer;
     float* sums = buffer.reserve(2 * rows * kUnit);
     int64_t first = 0;  // unit of the current matrix
@@ -72,6 +68,21 @@ void project(const PackedLayout& layout, const float* packed, std::span<const Li
       }
       first = past;
     }
+  });
+}
+
+void project_rows(const Linear& matrix, const Rows& x, float scale, const Rows& residual,
+                  const Target& out) {
+  thread_local AlignedFloats buffer;
+  for_blocks(x.count, [&](int64_t first, int64_t count) {
+    const PackedLayout layout(count, x.width);
+    float* packed = buffer.reserve(layout.floats());
+    pack(x.part(first, count), nullptr, layout, packed);
+    const Epilogue epilogue{matrix.bias, scale, part_of(residual, first, count), out.from(first)};
+    project(layout, packed, {&matrix, 1},
+            [&](int64_t, int64_t column, int64_t columns, const float* sums) {
+              epilogue(column, columns, sums, count);
+            });
   });
 }
 

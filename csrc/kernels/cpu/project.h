@@ -33,6 +33,14 @@ void for_blocks(int64_t rows, const Body& body) {
 // Rows as packed activations, normed first where `norm` is not null.
 void pack(const Rows& rows, const Norm* norm, const PackedLayout& layout, float* packed);
 
+// Calls body(begin, end) on ranges of [0, units), of at most `step` where they are shared out:
+// small ones are made smaller still, so that every thread gets as many. `work` as for share().
+void share_units(int64_t work, int64_t units, int64_t step,
+                 FunctionRef<void(int64_t, int64_t)> body);
+
+// Units of few rows are faster two at once than one after the other.
+inline int64_t units_at_once(int64_t rows) { return rows <= 4 ? 2 : 1; }
+
 // Calls finish(i, first, columns, sums) for every unit of matrix i: `sums` [rows, kUnit] are its
 // products, without bias. Any thread may call it, in any order.
 using Finish = FunctionRef<void(int64_t matrix, int64_t first, int64_t columns, const float* sums)>;
@@ -48,5 +56,9 @@ struct Epilogue {
 
   void operator()(int64_t first, int64_t columns, const float* sums, int64_t rows) const;
 };
+
+// out = residual + scale * (matrix times the rows + bias); residual may be no_rows().
+void project_rows(const Linear& matrix, const Rows& x, float scale, const Rows& residual,
+                  const Target& out);
 
 }  // namespace pomona::kernels

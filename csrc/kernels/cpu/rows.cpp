@@ -25,23 +25,41 @@ void share(int64_t work, int64_t count, int64_t grain, FunctionRef<void(int64_t,
   }
 }
 
+void load_row(const Rows& rows, int64_t row, const Norm* norm, float* to) {
+  if (norm != nullptr) {
+    kernels().elementwise.rms_norm(rows.type, rows.row(row), rows.width, norm->weight, norm->eps,
+                                   to);
+  } else {
+    kernels().convert.widen(rows.type, rows.row(row), rows.width, to);
+  }
+}
+
 void rms_norm(const Rows& x, const Norm& norm, const Target& out) {
   share_rows(x, [&](int64_t begin, int64_t end) {
     thread_local AlignedFloats buffer;
     float* row = buffer.reserve(x.width);
     for (int64_t r = begin; r < end; r++) {
-      kernels().elementwise.rms_norm(x.type, x.row(r), x.width, norm.weight, norm.eps, row);
+      load_row(x, r, &norm, row);
       kernels().convert.narrow(row, x.width, out.type, out.at(r));
     }
   });
 }
 
-void add_normed(float* y, const Norm& norm, float scale, const Rows& residual, const Target& out) {
-  share_rows(residual, [&](int64_t begin, int64_t end) {
-    const int64_t width = residual.width;
+void load_rows(const Rows& x, const Norm* norm, float* to) {
+  share_rows(x, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; r++) load_row(x, r, norm, to + r * x.width);
+  });
+}
+
+void add_rows(float* y, int64_t count, const Norm* norm, float scale, const Rows& residual,
+              const Target& out) {
+  const int64_t width = out.width;
+  share_rows(rows_of(y, count, width), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; r++) {
       float* row = y + r * width;
-      kernels().elementwise.rms_norm(Float::kFloat32, row, width, norm.weight, norm.eps, row);
+      if (norm != nullptr) {
+        kernels().elementwise.rms_norm(Float::kFloat32, row, width, norm->weight, norm->eps, row);
+      }
       kernels().elementwise.add({
           .rows = 1,
           .columns = width,
@@ -49,7 +67,7 @@ void add_normed(float* y, const Norm& norm, float scale, const Rows& residual, c
           .x_stride = width,
           .bias = nullptr,
           .scale = scale,
-          .residual = residual.row(r),
+          .residual = residual.data == nullptr ? nullptr : residual.row(r),
           .residual_type = residual.type,
           .residual_stride = width,
           .out = out.at(r),

@@ -40,6 +40,9 @@ inline Rows rows_of(const float* data, int64_t count, int64_t width) {
   return {data, Float::kFloat32, count, width};
 }
 inline Rows no_rows() { return {nullptr, Float::kFloat32, 0, 0}; }
+inline Rows part_of(const Rows& rows, int64_t first, int64_t count) {
+  return rows.data == nullptr ? no_rows() : rows.part(first, count);
+}
 inline Target target_of(float* data, int64_t width) { return {data, Float::kFloat32, width}; }
 
 // Root mean square norm; weight null: ones.
@@ -64,8 +67,16 @@ void share(int64_t work, int64_t count, int64_t grain, FunctionRef<void(int64_t,
 
 void rms_norm(const Rows& x, const Norm& norm, const Target& out);
 
-// out = residual + scale * norm(y); y [residual.count, residual.width] is overwritten.
-void add_normed(float* y, const Norm& norm, float scale, const Rows& residual, const Target& out);
+// A row as float32, normed where `norm` is not null.
+void load_row(const Rows& rows, int64_t row, const Norm* norm, float* to);
+
+// Rows as float32 [count, width], normed where `norm` is not null.
+void load_rows(const Rows& x, const Norm* norm, float* to);
+
+// out = residual + scale * norm(y), where norm may be null and residual no_rows(); y [count,
+// out.width] is overwritten.
+void add_rows(float* y, int64_t count, const Norm* norm, float scale, const Rows& residual,
+              const Target& out);
 
 // cos and sin of positions times frequencies, [positions, 2 * frequencies]: cosines, then sines.
 void fill_angles(std::span<const int32_t> positions, std::span<const float> frequencies,

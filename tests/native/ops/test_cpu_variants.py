@@ -22,6 +22,7 @@ FILES = (
     "test_in_place.py",
     "test_rows.py",
     "test_decoder_layer.py",
+    "test_experts.py",
 )
 
 
