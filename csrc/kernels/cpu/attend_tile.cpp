@@ -1,6 +1,6 @@
 // Compiled once per instruction set, with POMONA_VARIANT naming the namespace of the result.
 //
-// A block of K is transposed once per tile, so that scores = Q K^T and sums += P V are the same
+// A chunk of K is transposed once per tile, so that scores = Q K^T and sums += P V are the same
 // product: a row of coefficients broadcast against vectors of columns. Each output element is one
 // chain of fused multiply-adds in the order of the depth, whatever rows share its tile; the softmax
 // is a function of one row. That is what makes a row's bits independent of its neighbours.
@@ -14,24 +14,76 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896340736f;
 constexpr float kLowest = -__builtin_inff();
+constexpr int64_t kCacheLine = 64;
 
 // From this many rows on, copying V next to itself costs less than its strided reads.
 constexpr int64_t kPackValuesRows = 16;
 
-// c[r, :] += sum over d of a[r, d] * b[d, :], for R rows and N vectors of columns.
-template <int R, int N>
-void multiply_block(const float* a, int64_t a_stride, const float* b, int64_t b_stride,
-                    int64_t depth, float* c, int64_t c_stride) {
+int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// Keys [low, high), counted from the beginning of the sequence or of a chunk.
+struct Span {
+  int64_t low, high;
+  bool empty() const { return low >= high; }
+  bool operator==(const Span&) const = default;
+};
+
+Span seen_by(const Attention& a, int64_t token) {
+  const int64_t visible = a.rows.visible[token];
+  return {a.window > 0 && visible > a.window ? visible - a.window : 0, visible};
+}
+
+// What `keys` has in common with the `count` keys from `first` on, counted from there.
+Span part_of(Span keys, int64_t first, int64_t count) {
+  const int64_t low = keys.low - first, high = keys.high - first;
+  return {low > 0 ? low : 0, high < count ? high : count};
+}
+
+// Rows of a slab that lie in its blocks, in the order of the keys. While they are read, the rows of
+// the next chunk are asked for: those of one head are too short and too far apart for the hardware
+// to foresee.
+template <typename T>
+struct SlabRows {
+  const T *rows, *ahead_rows;
+  const int32_t *slots, *ahead_slots;
+  int64_t stride;
+
+  const T* operator()(int64_t j) const { return rows + slots[j] * stride; }
+
+  // Inlined by force: GCC takes a function that only prefetches for one without effect and drops
+  // its calls.
+  __attribute__((always_inline)) void fetch_ahead(int64_t j, int64_t column, int64_t count) const {
+    const char* row = reinterpret_cast<const char*>(ahead_rows + ahead_slots[j] * stride + column);
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+    for (int64_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(row + i, 0, 2);
+  }
+};
+
+// Rows one after the other.
+struct DenseRows {
+  const float* rows;
+  int64_t stride;
+
+  const float* operator()(int64_t j) const { return rows + j * stride; }
+  void fetch_ahead(int64_t, int64_t, int64_t) const {}
+};
+
+// c[r, :] += sum over d of a[r, d] * b(d)[column + :], for R rows and N vectors of columns.
+template <int R, int N, typename Rows>
+void multiply_block(const float* a, int64_t a_stride, const Rows& b, int64_t column, int64_t depth,
+                    float* c, int64_t c_stride) {
   Lanes sums[R][N];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
 #pragma GCC unroll 8
-    for (int n = 0; n < N; n++) sums[r][n] = load(c + r * c_stride + n * kLanes);
+    for (int n = 0; n < N; n++) sums[r][n] = load(c + r * c_stride + column + n * kLanes);
   }
   for (int64_t d = 0; d < depth; d++) {
+    const auto* from = b(d) + column;
+    b.fetch_ahead(d, column, N * kLanes);
     Lanes columns[N];
 #pragma GCC unroll 8
-    for (int n = 0; n < N; n++) columns[n] = load(b + d * b_stride + n * kLanes);
+    for (int n = 0; n < N; n++) columns[n] = load(from + n * kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       const Lanes factor = broadcast(a[r * a_stride + d]);
@@ -42,45 +94,43 @@ void multiply_block(const float* a, int64_t a_stride, const float* b, int64_t b_
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
 #pragma GCC unroll 8
-    for (int n = 0; n < N; n++) store(c + r * c_stride + n * kLanes, sums[r][n]);
+    for (int n = 0; n < N; n++) store(c + r * c_stride + column + n * kLanes, sums[r][n]);
   }
 }
 
-template <int N>
-void multiply_columns(int64_t rows, const float* a, int64_t a_stride, const float* b,
-                      int64_t b_stride, int64_t depth, float* c, int64_t c_stride) {
+template <int N, typename Rows>
+void multiply_columns(int64_t rows, const float* a, int64_t a_stride, const Rows& b, int64_t column,
+                      int64_t depth, float* c, int64_t c_stride) {
   static_assert(kTileRows == 6);
   for (; rows >= 6; rows -= 6, a += 6 * a_stride, c += 6 * c_stride) {
-    multiply_block<6, N>(a, a_stride, b, b_stride, depth, c, c_stride);
+    multiply_block<6, N>(a, a_stride, b, column, depth, c, c_stride);
   }
   switch (rows) {
     case 5:
-      return multiply_block<5, N>(a, a_stride, b, b_stride, depth, c, c_stride);
+      return multiply_block<5, N>(a, a_stride, b, column, depth, c, c_stride);
     case 4:
-      return multiply_block<4, N>(a, a_stride, b, b_stride, depth, c, c_stride);
+      return multiply_block<4, N>(a, a_stride, b, column, depth, c, c_stride);
     case 3:
-      return multiply_block<3, N>(a, a_stride, b, b_stride, depth, c, c_stride);
+      return multiply_block<3, N>(a, a_stride, b, column, depth, c, c_stride);
     case 2:
-      return multiply_block<2, N>(a, a_stride, b, b_stride, depth, c, c_stride);
+      return multiply_block<2, N>(a, a_stride, b, column, depth, c, c_stride);
     case 1:
-      return multiply_block<1, N>(a, a_stride, b, b_stride, depth, c, c_stride);
+      return multiply_block<1, N>(a, a_stride, b, column, depth, c, c_stride);
   }
 }
 
 // c[rows, width] += a[rows, depth] b[depth, width]; width is a multiple of kLanes.
+template <typename Rows>
 void multiply(int64_t rows, int64_t width, int64_t depth, const float* a, int64_t a_stride,
-              const float* b, int64_t b_stride, float* c, int64_t c_stride) {
+              const Rows& b, float* c, int64_t c_stride) {
   int64_t column = 0;
   for (; column + kTileVectors * kLanes <= width; column += kTileVectors * kLanes) {
-    multiply_columns<kTileVectors>(rows, a, a_stride, b + column, b_stride, depth, c + column,
-                                   c_stride);
+    multiply_columns<kTileVectors>(rows, a, a_stride, b, column, depth, c, c_stride);
   }
   for (; column < width; column += kLanes) {
-    multiply_columns<1>(rows, a, a_stride, b + column, b_stride, depth, c + column, c_stride);
+    multiply_columns<1>(rows, a, a_stride, b, column, depth, c, c_stride);
   }
 }
-
-int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 template <typename T>
 const T* token_row(const TokenRows& rows, int64_t token, int64_t head) {
@@ -88,94 +138,105 @@ const T* token_row(const TokenRows& rows, int64_t token, int64_t head) {
          token % rows.length * rows.token_stride + head * rows.head_stride;
 }
 
-// Queries as float32, scaled so that the softmax can use powers of two.
+// One query as float32, scaled so that the softmax can use powers of two.
 template <typename T>
-void load_queries(const TokenRows& q, const Tile& tile, int64_t group, float scale, float* to) {
-  const Lanes factor = broadcast(scale * kLog2E);
-  for (int64_t token = tile.first_token; token < tile.first_token + tile.tokens; token++) {
-    for (int64_t head = tile.kv_head * group; head < (tile.kv_head + 1) * group; head++) {
-      const T* from = token_row<T>(q, token, head);
-      for (int64_t d = 0; d < q.dim; d += kLanes) {
-        const int64_t count = q.dim - d < kLanes ? q.dim - d : kLanes;
-        T values[kLanes] = {};
-        for (int64_t i = 0; i < count; i++) values[i] = from[(d + i) * q.dim_stride];
-        store_part(to + d, load(values) * factor, count);
-      }
-      to += q.dim;
+void load_query(const TokenRows& q, const T* from, Lanes factor, float* to) {
+  for (int64_t d = 0; d < q.dim; d += kLanes) {
+    const int64_t count = q.dim - d < kLanes ? q.dim - d : kLanes;
+    if (q.dim_stride == 1 && count == kLanes) {
+      store(to + d, load(from + d) * factor);
+      continue;
     }
+    T values[kLanes] = {};
+    for (int64_t i = 0; i < count; i++) values[i] = from[(d + i) * q.dim_stride];
+    store_part(to + d, load(values) * factor, count);
   }
 }
 
-// keys[d, j] = K of token j: squares of lanes are transposed in registers.
+// keys[d, j] = K of key j in the span: squares of lanes are transposed in registers.
 template <typename T>
-void pack_keys(const T* from, int64_t stride, int64_t tokens, int64_t dim, float* keys,
-               int64_t columns) {
-  for (int64_t j = 0; j < tokens; j += kLanes) {
+void pack_keys(const SlabRows<T>& from, Span span, int64_t dim, float* keys) {
+  for (int64_t j = span.low / kLanes * kLanes; j < span.high; j += kLanes) {
+    const T* rows[kLanes];
+    const Span known = part_of(span, j, kLanes);
+    for (int64_t i = 0; i < kLanes; i++) {
+      rows[i] = from(j + (i < known.low ? known.low : i < known.high ? i : known.high - 1));
+    }
     for (int64_t d = 0; d < dim; d += kLanes) {
-      const T* corner = from + j * stride + d;
-      float* to = keys + d * columns + j;
+      float* to = keys + d * kChunk + j;
+      const int64_t depth = dim - d < kLanes ? dim - d : kLanes;
       Lanes square[kLanes];
-      if (j + kLanes <= tokens && d + kLanes <= dim) {
+      if (depth == kLanes) {
 #pragma GCC unroll 16
-        for (int i = 0; i < kLanes; i++) square[i] = load(corner + i * stride);
-        transpose(square);
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; i++) store(to + i * columns, square[i]);
-      } else {
-        const int64_t rows = tokens - j < kLanes ? tokens - j : kLanes;
-        const int64_t depth = dim - d < kLanes ? dim - d : kLanes;
-        for (int64_t i = 0; i < kLanes; i++) {
-          square[i] = i < rows ? load_part(corner + i * stride, depth) : Lanes{};
+        for (int i = 0; i < kLanes; i++) {
+          square[i] = load(rows[i] + d);
+          from.fetch_ahead(j + i, d, kLanes);
         }
         transpose(square);
-        for (int64_t i = 0; i < depth; i++) store(to + i * columns, square[i]);
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; i++) store(to + i * kChunk, square[i]);
+      } else {
+        for (int64_t i = 0; i < kLanes; i++) square[i] = load_part(rows[i] + d, depth);
+        transpose(square);
+        for (int64_t i = 0; i < depth; i++) store(to + i * kChunk, square[i]);
       }
     }
   }
 }
 
 template <typename T>
-void pack_values(const T* from, int64_t stride, int64_t tokens, int64_t dim, float* values,
-                 int64_t width) {
-  for (int64_t j = 0; j < tokens; j++) {
+void pack_values(const SlabRows<T>& from, Span span, int64_t dim, float* values, int64_t width) {
+  for (int64_t j = span.low; j < span.high; j++) {
+    const T* row = from(j);
+    from.fetch_ahead(j, 0, dim);
     int64_t d = 0;
-    for (; d + kLanes <= dim; d += kLanes) {
-      store(values + j * width + d, load(from + j * stride + d));
-    }
-    if (d < dim) store(values + j * width + d, load_part(from + j * stride + d, dim - d));
+    for (; d + kLanes <= dim; d += kLanes) store(values + j * width + d, load(row + d));
+    if (d < dim) store(values + j * width + d, load_part(row + d, dim - d));
   }
 }
 
 // Turns the scores of keys [low, high) into weights relative to the new peak, zero elsewhere, and
 // brings the row's running sums to that peak.
-void soften(float* scores, int64_t low, int64_t high, float* peak, float* total, float* sums,
-            int64_t width) {
-  const int64_t first = low / kLanes * kLanes;
+void soften(float* scores, Span span, float* peak, float* total, float* values, int64_t width) {
+  const int64_t first = span.low / kLanes * kLanes;
   const IntLanes index = lane_index();
   const auto outside = [&](int64_t j) {
-    return (index < static_cast<int32_t>(low - j)) | (index >= static_cast<int32_t>(high - j));
+    return (index < static_cast<int32_t>(span.low - j)) |
+           (index >= static_cast<int32_t>(span.high - j));
   };
   Lanes highest = broadcast(kLowest);
-  for (int64_t j = first; j < high; j += kLanes) {
+  for (int64_t j = first; j < span.high; j += kLanes) {
     highest = max(highest, select(outside(j), broadcast(kLowest), load(scores + j)));
   }
   const float old_peak = *peak;
-  const float block_peak = max(highest);
-  const float new_peak = old_peak > block_peak ? old_peak : block_peak;
+  const float chunk_peak = max(highest);
+  const float new_peak = old_peak > chunk_peak ? old_peak : chunk_peak;
 
   Lanes weight = {};
-  for (int64_t j = first; j < high; j += kLanes) {
+  for (int64_t j = first; j < span.high; j += kLanes) {
     const Lanes p = select(outside(j), Lanes{}, exp2(load(scores + j) - broadcast(new_peak)));
     store(scores + j, p);
     weight += p;
   }
   if (new_peak != old_peak) {
     const Lanes shrink = exp2(broadcast(old_peak - new_peak));
-    for (int64_t d = 0; d < width; d += kLanes) store(sums + d, load(sums + d) * shrink);
+    for (int64_t d = 0; d < width; d += kLanes) store(values + d, load(values + d) * shrink);
     *total *= shrink[0];
     *peak = new_peak;
   }
   *total += sum(weight);
+}
+
+// Sums of a row over some keys join those over the keys before them.
+void fold(float* peak, float* total, float* values, float next_peak, float next_total,
+          const float* next_values, int64_t width) {
+  const float top = *peak > next_peak ? *peak : next_peak;
+  const Lanes keep = exp2(broadcast(*peak - top)), take = exp2(broadcast(next_peak - top));
+  for (int64_t d = 0; d < width; d += kLanes) {
+    store(values + d, fma(load(next_values + d), take, load(values + d) * keep));
+  }
+  *total = fma(broadcast(next_total), take, broadcast(*total) * keep)[0];
+  *peak = top;
 }
 
 // One row's result: the sink joins the denominator, then the sums are divided by it.
@@ -207,62 +268,194 @@ void with_type(Float type, F&& body) {
   }
 }
 
-struct Span {
-  int64_t low, high;
-  bool operator==(const Span&) const = default;
-};
+class Work {
+ public:
+  Work(const Attention& a, const Tile& tile, const TileScratch& scratch)
+      : a_(a),
+        tile_(tile),
+        scratch_(scratch),
+        group_(a.q.heads / a.keys.heads),
+        head_rows_(tile.tokens * group_),
+        rows_(tile.heads * head_rows_),
+        width_(round_up(a.values.dim, kLanes)),
+        table_(a.rows.tables + a.rows.sequence[tile.first_token] * a.rows.table_width) {
+    for (int64_t token = tile.first_token; token < end_token(); token++) {
+      const Span seen = seen_by(a, token);
+      if (seen.empty()) continue;
+      if (seen.low < keys_.low) keys_.low = seen.low;
+      if (seen.high > keys_.high) keys_.high = seen.high;
+    }
+  }
 
-// The keys of `block` that a row sees.
-Span seen_in(const Attention& a, int64_t token, int64_t block) {
-  const int64_t size = a.keys.block_size, visible = a.rows.visible[token];
-  const int64_t start = a.window > 0 && visible > a.window ? visible - a.window : 0;
-  const int64_t low = start - block * size, high = visible - block * size;
-  return {low > 0 ? low : 0, high < size ? high : size};
-}
+  // Sums over all splits, folded one by one.
+  void sum_all(const Sums& all) {
+    clear(all);
+    if (keys_.empty()) return;
+    load_queries();
+    for (int64_t split = keys_.low / kSplit; split * kSplit < keys_.high; split++) {
+      clear(scratch_.split);
+      sum_chunks(split, scratch_.split);
+      fold_split(split, scratch_.split, all);
+    }
+  }
 
-// K and V of one block for one head, as the products want them.
-struct BlockReader {
-  const Attention& a;
-  const TileScratch& scratch;
-  int64_t head, rows;
-  const float* values = nullptr;
-  int64_t values_stride = 0;
+  void sum_split(int64_t split, const Sums& sums) {
+    clear(sums);
+    load_queries();
+    sum_chunks(split, sums);
+  }
 
-  // Asks for a block that is needed soon: the rows of one head are too short and too far apart for
-  // the hardware to foresee. Inlined by force: GCC takes a function that only prefetches for one
-  // without effect and drops its calls.
-  __attribute__((always_inline)) void prefetch(int64_t block) const {
-    for (const SlabHalf* half : {&a.keys, &a.values}) {
-      const int64_t item = half->type == Float::kFloat32 ? 4 : 2, bytes = half->dim * item;
-      const char* row = static_cast<const char*>(half->data) +
-                        (block * half->block_size * half->heads + head) * bytes;
-      for (int64_t j = 0; j < half->block_size; j++, row += half->heads * bytes) {
-        for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, 0, 2);
+  // Rows that see nothing of a split do not take part in its fold.
+  void fold_split(int64_t split, const Sums& from, const Sums& all) const {
+    for (int64_t row = 0; row < rows_; row++) {
+      if (part_of(seen_by(a_, token_of(row)), split * kSplit, kSplit).empty()) continue;
+      fold(all.peak + row, all.total + row, all.values + row * scratch_.value_width, from.peak[row],
+           from.total[row], from.values + row * scratch_.value_width, width_);
+    }
+  }
+
+  void clear(const Sums& sums) const {
+    for (int64_t row = 0; row < rows_; row++) {
+      sums.peak[row] = kLowest;
+      sums.total[row] = 0.0f;
+      float* values = sums.values + row * scratch_.value_width;
+      for (int64_t d = 0; d < width_; d += kLanes) store(values + d, Lanes{});
+    }
+  }
+
+  void finish(const Sums& all) const {
+    with_type(a_.q.type, [&]<typename T>(T) {
+      for (int64_t row = 0; row < rows_; row++) {
+        const int64_t head = query_head_of(row);
+        finish_row(all.values + row * scratch_.value_width, all.peak[row], all.total[row],
+                   a_.sinks ? a_.sinks + head : nullptr, a_.values.dim,
+                   static_cast<T*>(a_.out) + (token_of(row) * a_.q.heads + head) * a_.values.dim);
+      }
+    });
+  }
+
+ private:
+  int64_t end_token() const { return tile_.first_token + tile_.tokens; }
+  int64_t token_of(int64_t row) const { return tile_.first_token + row % head_rows_ / group_; }
+  int64_t query_head_of(int64_t row) const {
+    return (tile_.first_head + row / head_rows_) * group_ + row % group_;
+  }
+
+  void load_queries() const {
+    const Lanes factor = broadcast(a_.scale * kLog2E);
+    with_type(a_.q.type, [&]<typename T>(T) {
+      for (int64_t row = 0; row < rows_; row++) {
+        load_query(a_.q, token_row<T>(a_.q, token_of(row), query_head_of(row)), factor,
+                   scratch_.queries + row * a_.keys.dim);
+      }
+    });
+  }
+
+  // Adds the keys of one split to sums that are clear.
+  void sum_chunks(int64_t split, const Sums& sums) {
+    const int64_t end = (split + 1) * kSplit;
+    int64_t first = split * kSplit;
+    if (first < keys_.low) first = keys_.low / kChunk * kChunk;
+    int32_t slots[2][kChunk];
+    find_slots(first, slots[0]);
+    for (int64_t now = 0; first < end && first < keys_.high; first += kChunk, now = 1 - now) {
+      const int32_t* ahead = slots[now];
+      if (first + kChunk < keys_.high) {
+        find_slots(first + kChunk, slots[1 - now]);
+        ahead = slots[1 - now];
+      }
+      for (int64_t head = 0; head < tile_.heads; head++) {
+        const bool last = head + 1 == tile_.heads;
+        add_chunk(first, head, slots[now], last ? ahead : slots[now], last ? 0 : head + 1, sums);
       }
     }
   }
 
-  void load(int64_t block) {
-    const SlabHalf &k = a.keys, &v = a.values;
-    with_type(k.type, [&]<typename T>(T) {
-      const int64_t stride = k.heads * k.dim;
-      pack_keys(static_cast<const T*>(k.data) + block * k.block_size * stride + head * k.dim,
-                stride, k.block_size, k.dim, scratch.keys, scratch.key_columns);
-    });
-    const int64_t stride = v.heads * v.dim;
-    const int64_t offset = block * v.block_size * stride + head * v.dim;
-    if (v.type == Float::kFloat32 && v.dim % kLanes == 0 && rows < kPackValuesRows) {
-      values = static_cast<const float*>(v.data) + offset;
-      values_stride = stride;
-      return;
+  // Slots of the chunk's keys; those that no row of the tile sees get a neighbour's.
+  void find_slots(int64_t first, int32_t* slots) const {
+    const Span span = part_of(keys_, first, kChunk);
+    const int64_t size = a_.keys.block_size;
+    int64_t block = (first + span.low) / size, offset = (first + span.low) % size;
+    int64_t j = span.low;
+    for (; j < span.high; j++, offset++) {
+      if (offset == size) block++, offset = 0;
+      slots[j] = static_cast<int32_t>(table_[block] * size + offset);
     }
-    with_type(v.type, [&]<typename T>(T) {
-      pack_values(static_cast<const T*>(v.data) + offset, stride, v.block_size, v.dim,
-                  scratch.values, scratch.value_width);
-    });
-    values = scratch.values;
-    values_stride = scratch.value_width;
+    for (; j < kChunk; j++) slots[j] = slots[span.high - 1];
+    for (j = 0; j < span.low; j++) slots[j] = slots[span.low];
   }
+
+  template <typename T>
+  SlabRows<T> slab_rows(const SlabHalf& half, int64_t head, const int32_t* slots,
+                        int64_t ahead_head, const int32_t* ahead_slots) const {
+    const T* data = static_cast<const T*>(half.data) + tile_.first_head * half.dim;
+    return {data + head * half.dim, data + ahead_head * half.dim, slots, ahead_slots,
+            half.heads * half.dim};
+  }
+
+  void add_chunk(int64_t first, int64_t head, const int32_t* slots, const int32_t* ahead_slots,
+                 int64_t ahead_head, const Sums& sums) {
+    const Span span = part_of(keys_, first, kChunk);
+    with_type(a_.keys.type, [&]<typename T>(T) {
+      pack_keys(slab_rows<T>(a_.keys, head, slots, ahead_head, ahead_slots), span, a_.keys.dim,
+                scratch_.keys);
+    });
+    const int64_t low = span.low / kLanes * kLanes, high = round_up(span.high, kLanes);
+    for (int64_t r = 0; r < head_rows_; r++) {
+      for (int64_t j = low; j < high; j += kLanes) store(scratch_.scores + r * kChunk + j, Lanes{});
+    }
+    multiply(head_rows_, high - low, a_.keys.dim,
+             scratch_.queries + head * head_rows_ * a_.keys.dim, a_.keys.dim,
+             DenseRows{scratch_.keys + low, kChunk}, scratch_.scores + low, kChunk);
+    const Sums own{sums.values + head * head_rows_ * scratch_.value_width,
+                   sums.peak + head * head_rows_, sums.total + head * head_rows_};
+    with_type(a_.values.type, [&]<typename T>(T) {
+      const auto rows = slab_rows<T>(a_.values, head, slots, ahead_head, ahead_slots);
+      if (head_rows_ < kPackValuesRows && a_.values.dim % kLanes == 0) {
+        return add_values(first, own, rows);
+      }
+      pack_values(rows, span, a_.values.dim, scratch_.values, scratch_.value_width);
+      add_values(first, own, DenseRows{scratch_.values, scratch_.value_width});
+    });
+  }
+
+  // Neighbours that see the same keys of the chunk go together; the products never touch a value
+  // that a row does not see, so unwritten or foreign ones cannot reach it.
+  template <typename Rows>
+  void add_values(int64_t first, const Sums& sums, const Rows& values) const {
+    for (int64_t token = tile_.first_token, next; token < end_token(); token = next) {
+      const Span seen = part_of(seen_by(a_, token), first, kChunk);
+      next = token + 1;
+      while (next < end_token() && part_of(seen_by(a_, next), first, kChunk) == seen) next++;
+      if (seen.empty()) continue;
+      const int64_t row = (token - tile_.first_token) * group_, count = (next - token) * group_;
+      float* scores = scratch_.scores + row * kChunk;
+      float* to = sums.values + row * scratch_.value_width;
+      for (int64_t r = 0; r < count; r++) {
+        soften(scores + r * kChunk, seen, sums.peak + row + r, sums.total + row + r,
+               to + r * scratch_.value_width, width_);
+      }
+      multiply(count, width_, seen.high - seen.low, scores + seen.low, kChunk,
+               rows_from(values, seen.low), to, scratch_.value_width);
+    }
+  }
+
+  template <typename T>
+  static SlabRows<T> rows_from(SlabRows<T> rows, int64_t j) {
+    rows.slots += j;
+    rows.ahead_slots += j;
+    return rows;
+  }
+  static DenseRows rows_from(DenseRows rows, int64_t j) {
+    return {rows.rows + j * rows.stride, rows.stride};
+  }
+
+  const Attention& a_;
+  const Tile& tile_;
+  const TileScratch& scratch_;
+  const int64_t group_, head_rows_, rows_, width_;
+  const int32_t* table_;
+  Span keys_{INT64_MAX, 0};  // seen by any row
 };
 
 }  // namespace
@@ -270,74 +463,25 @@ struct BlockReader {
 namespace POMONA_VARIANT {
 
 void attend_tile(const Attention& a, const Tile& tile, const TileScratch& scratch) {
-  const int64_t group = a.q.heads / a.keys.heads;
-  const int64_t rows = tile.tokens * group;
-  const int64_t end_token = tile.first_token + tile.tokens;
-  const int64_t width = round_up(a.values.dim, kLanes);
-  const int32_t* table = a.rows.tables + a.rows.sequence[tile.first_token] * a.rows.table_width;
-
-  with_type(a.q.type,
-            [&]<typename T>(T) { load_queries<T>(a.q, tile, group, a.scale, scratch.queries); });
-  for (int64_t r = 0; r < rows; r++) {
-    scratch.peak[r] = kLowest;
-    scratch.total[r] = 0.0f;
-    for (int64_t d = 0; d < width; d++) scratch.sums[r * scratch.value_width + d] = 0.0f;
-  }
-
-  int64_t first_key = INT64_MAX, end_key = 0;
-  for (int64_t token = tile.first_token; token < end_token; token++) {
-    const int64_t visible = a.rows.visible[token];
-    const int64_t start = a.window > 0 && visible > a.window ? visible - a.window : 0;
-    if (start < first_key) first_key = start;
-    if (visible > end_key) end_key = visible;
-  }
-
-  BlockReader reader{a, scratch, tile.kv_head, rows};
-  const int64_t size = a.keys.block_size;
-  for (int64_t block = first_key / size; block * size < end_key; block++) {
-    bool loaded = false;
-    for (int64_t token = tile.first_token; token < end_token;) {
-      // Neighbours that see the same keys of this block go through it together; the products never
-      // touch a key that a row does not see, so unwritten or foreign values cannot reach it.
-      const Span seen = seen_in(a, token, block);
-      int64_t next = token + 1;
-      while (next < end_token && seen_in(a, next, block) == seen) next++;
-      if (seen.low < seen.high) {
-        if (!loaded) {
-          if ((block + 1) * size < end_key) reader.prefetch(table[block + 1]);
-          reader.load(table[block]);
-        }
-        loaded = true;
-        const int64_t r0 = (token - tile.first_token) * group, n = (next - token) * group;
-        const int64_t low = seen.low / kLanes * kLanes, high = round_up(seen.high, kLanes);
-        float* scores = scratch.scores + r0 * scratch.key_columns;
-        float* sums = scratch.sums + r0 * scratch.value_width;
-        for (int64_t r = 0; r < n; r++) {
-          for (int64_t j = low; j < high; j++) scores[r * scratch.key_columns + j] = 0.0f;
-        }
-        multiply(n, high - low, a.keys.dim, scratch.queries + r0 * a.keys.dim, a.keys.dim,
-                 scratch.keys + low, scratch.key_columns, scores + low, scratch.key_columns);
-        for (int64_t r = 0; r < n; r++) {
-          soften(scores + r * scratch.key_columns, seen.low, seen.high, scratch.peak + r0 + r,
-                 scratch.total + r0 + r, sums + r * scratch.value_width, width);
-        }
-        multiply(n, width, seen.high - seen.low, scores + seen.low, scratch.key_columns,
-                 reader.values + seen.low * reader.values_stride, reader.values_stride, sums,
-                 scratch.value_width);
+  Work work(a, tile, scratch);
+  switch (tile.stage) {
+    case Stage::kWhole:
+      work.sum_all(scratch.all);
+      return work.finish(scratch.all);
+    case Stage::kSplit:
+      return work.sum_split(tile.split, tile.partial);
+    case Stage::kMerge: {
+      work.clear(scratch.all);
+      Sums partial = tile.partial;
+      for (int64_t split = tile.split; split < tile.end_split; split++) {
+        work.fold_split(split, partial, scratch.all);
+        partial.values += tile.partial_stride;
+        partial.peak += tile.partial_stride;
+        partial.total += tile.partial_stride;
       }
-      token = next;
+      return work.finish(scratch.all);
     }
   }
-
-  with_type(a.q.type, [&]<typename T>(T) {
-    for (int64_t r = 0; r < rows; r++) {
-      const int64_t token = tile.first_token + r / group;
-      const int64_t head = tile.kv_head * group + r % group;
-      finish_row(scratch.sums + r * scratch.value_width, scratch.peak[r], scratch.total[r],
-                 a.sinks ? a.sinks + head : nullptr, a.values.dim,
-                 static_cast<T*>(a.out) + (token * a.q.heads + head) * a.values.dim);
-    }
-  });
 }
 
 }  // namespace POMONA_VARIANT

@@ -179,25 +179,25 @@ inline void store_part(T* to, Lanes x, int64_t count) {
   __builtin_memcpy(to, values, count * sizeof(T));
 }
 
-// Halves are folded onto each other: a fixed order.
-inline float sum(Lanes x) {
-  float values[kLanes];
-  store(values, x);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; i++) values[i] += values[i + half];
-  }
-  return values[0];
+// Lane i + Step comes to lane i.
+template <int Step, int... I>
+inline Lanes move_down(Lanes x, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(x, x, ((I + Step) % kLanes)...);
 }
 
+// Halves are folded onto each other: a fixed order.
+template <int Half = kLanes / 2>
+inline float sum(Lanes x) {
+  x += move_down<Half>(x, std::make_integer_sequence<int, kLanes>{});
+  if constexpr (Half > 1) return sum<Half / 2>(x);
+  return x[0];
+}
+
+template <int Half = kLanes / 2>
 inline float max(Lanes x) {
-  float values[kLanes];
-  store(values, x);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; i++) {
-      values[i] = values[i] > values[i + half] ? values[i] : values[i + half];
-    }
-  }
-  return values[0];
+  x = max(x, move_down<Half>(x, std::make_integer_sequence<int, kLanes>{}));
+  if constexpr (Half > 1) return max<Half / 2>(x);
+  return x[0];
 }
 
 // 2^x for x <= 0, exact at 0; below 2^-126 it stays there.
@@ -217,65 +217,50 @@ inline Lanes exp2(Lanes x) {
   return p * bits_of<Lanes>(exponent);
 }
 
-#if defined(__AVX512F__)
-
-// Transposes a square of lanes: 4x4 squares within the 128-bit parts, then the parts themselves.
-inline void transpose(Lanes (&x)[kLanes]) {
-  __m512 a[kLanes];
-#pragma GCC unroll 4
-  for (int i = 0; i < kLanes; i += 4) {
-    const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(x[i], x[i + 1]));
-    const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(x[i], x[i + 1]));
-    const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(x[i + 2], x[i + 3]));
-    const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(x[i + 2], x[i + 3]));
-    a[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23));
-    a[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23));
-    a[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23));
-    a[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23));
-  }
-  // a[4 r + c] holds, in part p, column 4 p + c of rows 4 r ... 4 r + 3.
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; c++) {
-    const __m512 even01 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x88);
-    const __m512 odd01 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xdd);
-    const __m512 even23 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x88);
-    const __m512 odd23 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xdd);
-    x[c] = _mm512_shuffle_f32x4(even01, even23, 0x88);
-    x[8 + c] = _mm512_shuffle_f32x4(even01, even23, 0xdd);
-    x[4 + c] = _mm512_shuffle_f32x4(odd01, odd23, 0x88);
-    x[12 + c] = _mm512_shuffle_f32x4(odd01, odd23, 0xdd);
-  }
+// Pairs of width W from the low (Part 0) or high (Part 1) half of each quad, of a and b in turn.
+template <int W, int Part, int... I>
+inline Lanes zip_quads(Lanes a, Lanes b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b,
+                                 (I / 4 * 4 + 2 * Part + (W == 1 ? I % 4 / 2 : I % 2) +
+                                  (W == 1 ? I % 2 : I % 4 / 2) * kLanes)...);
 }
 
-#else
-
-template <int... I>
-inline Lanes zip_low(Lanes a, Lanes b, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(a, b, (I % 2 * kLanes + I / 2)...);
+// Every second quad, of a and then of b.
+template <int Part, int... I>
+inline Lanes unzip_quads(Lanes a, Lanes b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (I / 4 * 8 + 4 * Part + I % 4)...);
 }
 
-template <int... I>
-inline Lanes zip_high(Lanes a, Lanes b, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(a, b, (I % 2 * kLanes + kLanes / 2 + I / 2)...);
-}
-
-// Transposes a square of lanes: each round interleaves row i with row i + kLanes / 2.
+// Transposes a square of lanes: first within squares of four, then those squares. Processors
+// shuffle within quads of lanes, and whole quads, at less cost than across them.
 inline void transpose(Lanes (&x)[kLanes]) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
 #pragma GCC unroll 4
-  for (int round = 1; round < kLanes; round *= 2) {
-    Lanes y[kLanes];
+  for (int i = 0; i < kLanes; i += 4) {
+    const Lanes a = zip_quads<1, 0>(x[i], x[i + 1], lanes);
+    const Lanes b = zip_quads<1, 1>(x[i], x[i + 1], lanes);
+    const Lanes c = zip_quads<1, 0>(x[i + 2], x[i + 3], lanes);
+    const Lanes d = zip_quads<1, 1>(x[i + 2], x[i + 3], lanes);
+    x[i] = zip_quads<2, 0>(a, c, lanes);
+    x[i + 1] = zip_quads<2, 1>(a, c, lanes);
+    x[i + 2] = zip_quads<2, 0>(b, d, lanes);
+    x[i + 3] = zip_quads<2, 1>(b, d, lanes);
+  }
+  if constexpr (kLanes > 4) {
+#pragma GCC unroll 2
+    for (int round = 4; round < kLanes; round *= 2) {
+      Lanes y[kLanes];
 #pragma GCC unroll 8
-    for (int i = 0; i < kLanes / 2; i++) {
-      y[2 * i] = zip_low(x[i], x[i + kLanes / 2], lanes);
-      y[2 * i + 1] = zip_high(x[i], x[i + kLanes / 2], lanes);
-    }
+      for (int i = 0; i < kLanes / 2; i++) {
+        const Lanes a = x[i / 4 * 8 + i % 4], b = x[i / 4 * 8 + 4 + i % 4];
+        y[i] = unzip_quads<0>(a, b, lanes);
+        y[kLanes / 2 + i] = unzip_quads<1>(a, b, lanes);
+      }
 #pragma GCC unroll 16
-    for (int i = 0; i < kLanes; i++) x[i] = y[i];
+      for (int i = 0; i < kLanes; i++) x[i] = y[i];
+    }
   }
 }
-
-#endif
 
 }  // namespace
 }  // namespace pomona::kernels

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <vector>
 
 #include "kernels/cpu/attend_tile.h"
@@ -16,33 +18,23 @@ namespace {
 // Rows times width of a tile: its queries, scores and sums then stay in the second-level cache.
 constexpr int64_t kTileFloats = 96 * 64;
 
-// Multiply-adds below which waking other threads costs more than it saves (about 30 us).
-constexpr int64_t kThreadedWork = 1 << 20;
+// Multiply-adds, and floats of partial sums, below which sharing out costs more than it saves.
+constexpr int64_t kThreadedWork = 1 << 17, kThreadedMerge = 1 << 16;
+
+// Pieces of work for each thread, so that the last ones to finish differ by little.
+constexpr int64_t kPiecesPerThread = 4;
 
 int64_t pad(int64_t n) { return (n + kPadding - 1) / kPadding * kPadding; }
 
-// A thread's buffers; they grow to the largest tile it has seen and are then reused.
-class Scratch {
+// Floats that grow to the largest size asked for and are then reused.
+class Arena {
  public:
-  TileScratch layout(const Attention& a, int64_t rows) {
-    const int64_t columns = pad(a.keys.block_size), width = pad(a.values.dim);
-    const int64_t sizes[] = {pad(rows * a.keys.dim),
-                             a.keys.dim * columns,
-                             a.values.block_size * width,
-                             rows * columns,
-                             rows * width,
-                             pad(rows),
-                             pad(rows)};
-    int64_t total = 0;
-    for (int64_t size : sizes) total += size;
-    if (total > capacity_) {
-      buffer_.reset(static_cast<float*>(::operator new(total * sizeof(float), kAlignment)));
-      capacity_ = total;
+  float* of_size(int64_t floats) {
+    if (floats > capacity_) {
+      buffer_.reset(static_cast<float*>(::operator new(floats * sizeof(float), kAlignment)));
+      capacity_ = floats;
     }
-    float* parts[std::size(sizes)];
-    float* next = buffer_.get();
-    for (size_t i = 0; i < std::size(sizes); next += sizes[i++]) parts[i] = next;
-    return {columns, width, parts[0], parts[1], parts[2], parts[3], parts[4], parts[5], parts[6]};
+    return buffer_.get();
   }
 
  private:
@@ -54,32 +46,131 @@ class Scratch {
   int64_t capacity_ = 0;
 };
 
-std::vector<Tile> split_into_tiles(const Attention& a) {
-  const int64_t group = a.q.heads / a.keys.heads;
-  const int64_t row_floats = group * std::max(a.keys.dim, a.values.dim);
-  const int64_t limit = std::max<int64_t>(kTileFloats / row_floats, 1);
-  std::vector<Tile> tiles;
-  for (int64_t first = 0, next; first < a.rows.tokens; first = next) {
-    next = first + 1;
-    while (next < a.rows.tokens && next - first < limit &&
-           a.rows.sequence[next] == a.rows.sequence[first]) {
-      next++;
-    }
-    for (int64_t head = 0; head < a.keys.heads; head++) {
-      tiles.push_back({first, next - first, head});
-    }
-  }
-  return tiles;
+int64_t group_of(const Attention& a) { return a.q.heads / a.keys.heads; }
+
+int64_t rows_of(const Attention& a, const Tile& tile) {
+  return tile.tokens * tile.heads * group_of(a);
 }
 
-int64_t multiply_adds(const Attention& a) {
-  int64_t keys = 0;
-  for (int64_t t = 0; t < a.rows.tokens; t++) {
-    const int64_t visible = a.rows.visible[t];
-    keys += a.window > 0 ? std::min(visible, a.window) : visible;
-  }
-  return keys * a.q.heads * (a.keys.dim + a.values.dim);
+int64_t floats_of_sums(const Attention& a, int64_t rows) {
+  return rows * pad(a.values.dim) + 2 * pad(rows);
 }
+
+Sums sums_at(float* buffer, const Attention& a, int64_t rows) {
+  float* const peak = buffer + rows * pad(a.values.dim);
+  return {buffer, peak, peak + pad(rows)};
+}
+
+void attend_tile(const Attention& a, const Tile& tile) {
+  thread_local Arena arena;
+  const int64_t rows = rows_of(a, tile), width = pad(a.values.dim), sums = floats_of_sums(a, rows);
+  const int64_t sizes[] = {pad(rows * a.keys.dim),
+                           a.keys.dim * kChunk,
+                           kChunk * width,
+                           rows / tile.heads * kChunk,
+                           sums,
+                           sums};
+  float* parts[std::size(sizes)];
+  float* next = arena.of_size(std::accumulate(std::begin(sizes), std::end(sizes), int64_t{0}));
+  for (size_t i = 0; i < std::size(sizes); next += sizes[i++]) parts[i] = next;
+  kernels().attend_tile(a, tile,
+                        {width, parts[0], parts[1], parts[2], parts[3], sums_at(parts[4], a, rows),
+                         sums_at(parts[5], a, rows)});
+}
+
+// How a call is cut into tiles. The cuts decide about time alone: see attend_tile.h.
+class Plan {
+ public:
+  // Keeps its memory from call to call.
+  void make(const Attention& a, int threads) {
+    tiles_.clear();
+    merges_.clear();
+    partial_floats_ = 0;
+    int64_t keys = 0;
+    for (int64_t t = 0; t < a.rows.tokens; t++) keys += seen_by(a, t);
+    if (keys * a.q.heads * (a.keys.dim + a.values.dim) < kThreadedWork) threads = 1;
+    most_ = threads == 1 ? INT64_MAX : keys * a.keys.heads / (threads * kPiecesPerThread);
+    const int64_t row_floats = group_of(a) * std::max(a.keys.dim, a.values.dim);
+    const int64_t limit = std::max<int64_t>(kTileFloats / row_floats, 1);
+    for (int64_t first = 0, next; first < a.rows.tokens; first = next) {
+      next = first + 1;
+      while (next < a.rows.tokens && next - first < limit &&
+             a.rows.sequence[next] == a.rows.sequence[first]) {
+        next++;
+      }
+      cut(a, first, next - first, std::clamp<int64_t>(limit / (next - first), 1, a.keys.heads));
+    }
+    threads_ = threads;
+  }
+
+  void run(const Attention& a) {
+    thread_local Arena arena;
+    float* const partials = arena.of_size(partial_floats_);
+    run(a, tiles_, partials, threads_ > 1);
+    run(a, merges_, partials, partial_floats_ > kThreadedMerge);
+  }
+
+ private:
+  // Its partial sums begin at `partial` floats into the buffer of the call.
+  struct Piece {
+    Tile tile;
+    int64_t partial;
+  };
+
+  static int64_t first_seen(const Attention& a, int64_t token) {
+    return a.window > 0 ? std::max<int64_t>(a.rows.visible[token] - a.window, 0) : 0;
+  }
+  static int64_t seen_by(const Attention& a, int64_t token) {
+    return a.rows.visible[token] - first_seen(a, token);
+  }
+
+  // Cuts a run of tokens by its heads, and by its keys where a tile would be more than `most_`.
+  void cut(const Attention& a, int64_t first, int64_t tokens, int64_t heads) {
+    int64_t keys = 0, low = INT64_MAX, high = 0;
+    for (int64_t t = first; t < first + tokens; t++) {
+      if (a.rows.visible[t] == 0) continue;
+      keys += seen_by(a, t);
+      low = std::min(low, first_seen(a, t));
+      high = std::max<int64_t>(high, a.rows.visible[t]);
+    }
+    const int64_t split = high > 0 ? low / kSplit : 0, end = (high + kSplit - 1) / kSplit;
+    const int64_t splits = std::max<int64_t>(end - split, 1);
+    while (heads > 1 && keys * heads / splits > most_) heads = (heads + 1) / 2;
+    for (int64_t head = 0; head < a.keys.heads; head += heads) {
+      const int64_t count = std::min(heads, a.keys.heads - head);
+      Tile tile{first, tokens, head, count, Stage::kWhole, split, end, {}, 0};
+      if (splits == 1 || keys * count <= most_) {
+        tiles_.push_back({tile, 0});
+        continue;
+      }
+      tile.partial_stride = floats_of_sums(a, rows_of(a, tile));
+      tile.stage = Stage::kMerge;
+      merges_.push_back({tile, partial_floats_});
+      tile.stage = Stage::kSplit;
+      for (; tile.split < end; tile.split++, partial_floats_ += tile.partial_stride) {
+        tiles_.push_back({tile, partial_floats_});
+      }
+    }
+  }
+
+  static void run(const Attention& a, const std::vector<Piece>& pieces, float* partials,
+                  bool threaded) {
+    const auto attend = [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++) {
+        Tile tile = pieces[i].tile;
+        tile.partial = sums_at(partials + pieces[i].partial, a, rows_of(a, tile));
+        attend_tile(a, tile);
+      }
+    };
+    const int64_t count = static_cast<int64_t>(pieces.size());
+    threaded ? ThreadPool::shared().run(count, 1, attend) : attend(0, count);
+  }
+
+  std::vector<Piece> tiles_, merges_;
+  int64_t partial_floats_ = 0;
+  int64_t most_ = 0;  // keys times KV heads of a tile, when cutting it helps
+  int threads_ = 1;
+};
 
 template <typename T>
 void copy_strided(const char* from, int64_t stride, int64_t count, char* to) {
@@ -132,20 +223,9 @@ void gather_rows(const SlabHalf& slab, std::span<const int32_t> table, int64_t c
 }
 
 void attend(const Attention& a) {
-  const std::vector<Tile> tiles = split_into_tiles(a);
-  const auto attend_some = [&](int64_t begin, int64_t end) {
-    thread_local Scratch scratch;
-    for (int64_t i = begin; i < end; i++) {
-      const int64_t rows = tiles[i].tokens * (a.q.heads / a.keys.heads);
-      kernels().attend_tile(a, tiles[i], scratch.layout(a, rows));
-    }
-  };
-  const int64_t count = static_cast<int64_t>(tiles.size());
-  if (multiply_adds(a) < kThreadedWork) {
-    attend_some(0, count);
-  } else {
-    ThreadPool::shared().run(count, 1, attend_some);
-  }
+  thread_local Plan plan;
+  plan.make(a, ThreadPool::shared().threads());
+  plan.run(a);
 }
 
 }  // namespace pomona::kernels
