@@ -17,7 +17,7 @@ from pomona.kv.layout import CacheLayout, read_layout
 from pomona.kv.readers import ModelCaches, Reader, make_caches
 from pomona.kv.store import KVStore
 from pomona.worker import head
-from pomona.worker.probe import choose_reader
+from pomona.worker.probe import ReaderChoice, choose_reader
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +71,18 @@ def load(options: WorkerOptions) -> LoadedModel:
     layout = choice.layout
     store = KVStore(layout, options.block_size, pool_blocks(options, layout), snapshot_bytes(options, layout))
     caches = make_caches(layout, store.slabs, choice.reader)
+    notes = [*choice.notes, *choice.ops.notes]
+    _log(choice, notes)
     return LoadedModel(
-        model, config, layout, choice.reader, choice.wanted, choice.vocab_size, store, caches, choice.notes
+        model, config, layout, choice.reader, choice.wanted, choice.vocab_size, store, caches, notes
     )
+
+
+def _log(choice: ReaderChoice, notes: list[str]) -> None:
+    for name, reason in choice.ops.failed.items():
+        log.warning("%s runs slowly: its fused op failed its trial (%s)", name, reason)
+    if notes:
+        log.info("%s", "; ".join(notes))
 
 
 def _load_weights(folder: Path) -> tuple[Any, dict[str, Any]]:

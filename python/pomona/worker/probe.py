@@ -7,6 +7,7 @@ is taken; the paged one is tried first.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from pomona.worker.scheduler import ScheduledRow, StepPlan
 from pomona.worker.sequence import Int32Array, Sequence, TokenBuffer
 from pomona.worker.substitutions import Installer, Substitutions, float32_activations
 
+log = logging.getLogger(__name__)
+
 BLOCK_SIZE = 4
 BLOCKS = 16
 ROW_TOKENS = (9, 7)
@@ -45,6 +48,7 @@ class ReaderChoice:
     layout: CacheLayout
     vocab_size: int
     wanted: head.WantedRows | None = None
+    ops: Substitutions = field(default_factory=Substitutions)
     notes: list[str] = field(default_factory=list)
 
 
@@ -86,8 +90,10 @@ def choose_reader(model: Any, layout: CacheLayout, reader: str = "auto", fused: 
         for installed in _attempts(model, ops, candidate):
             reason = oracle.objection(choice.layout, candidate, installed.wanted)
             if not reason:
-                choice.reader, choice.wanted = candidate, installed.wanted
-                choice.notes += [*_notes(candidate, reasons), *installed.ops.notes]
+                choice.reader, choice.wanted, choice.ops = candidate, installed.wanted, installed.ops
+                choice.notes += (fallbacks := _notes(candidate, reasons))
+                for note in fallbacks:
+                    log.warning("%s", note)
                 return choice
             reasons[installed.words] = reason
             installed.undo()

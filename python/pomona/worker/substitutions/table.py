@@ -258,6 +258,7 @@ ATTENTIONS = {
         "mimo.Attention",
         "nanbeige.Attention",
         "nemotron-nas.Attention",
+        "nemotron.Attention",
         "phimoe.Attention",
         "qwen2.Attention",
         "qwen2_moe.Attention",
