@@ -217,10 +217,56 @@ struct GroupTable {
   Lanes scale[kMaxGroups + kLanes], bias[kMaxGroups + kLanes];
 };
 
+#if defined(__AVX512F__)
+
+// At most half a vector of values; the others are zero.
+template <typename T>
+INLINE __m256 load_half(const char* from, int64_t count) {
+  const __mmask8 mask = static_cast<__mmask8>((1u << count) - 1);
+  if constexpr (sizeof(T) == 4) {
+    return _mm256_maskz_loadu_ps(mask, from);
+  } else {
+    const __m128i shorts = _mm_maskz_loadu_epi16(mask, from);
+    const bool bfloat = __is_same(T, Bfloat);
+    return bfloat ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(shorts), 16))
+                  : _mm256_cvtph_ps(shorts);
+  }
+}
+
+// Scales and biases of up to kLanes / 2 groups in one square.
+template <typename T>
+INLINE void load_both(const RowGroup& rows, int64_t first, int64_t count, GroupTable& table) {
+  const int64_t stride = rows.w->depth / rows.w->group_size * sizeof(T);
+  const int64_t offset = rows.first * stride + first * sizeof(T);
+  const char* scale = static_cast<const char*>(rows.w->scales) + offset;
+  const char* bias = static_cast<const char*>(rows.w->biases) + offset;
+  Lanes square[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; i++) {
+    square[i] = _mm512_insertf32x8(_mm512_castps256_ps512(load_half<T>(scale, count)),
+                                   load_half<T>(bias, count), 1);
+    scale = rows.next(scale, i, stride);
+    bias = rows.next(bias, i, stride);
+  }
+  transpose(square);
+#pragma GCC unroll 8
+  for (int g = 0; g < kLanes / 2; g++) {
+    table.scale[g] = square[g];
+    table.bias[g] = square[kLanes / 2 + g];
+  }
+}
+
+#endif
+
 template <bool Biased>
 void load_groups(const RowGroup& rows, int64_t first, int64_t count, GroupTable& table) {
   const Weights& w = *rows.w;
   const auto fill = [&]<typename T>(T) {
+#if defined(__AVX512F__)
+    if constexpr (Biased) {
+      if (count <= kLanes / 2) return load_both<T>(rows, first, count, table);
+    }
+#endif
     load_groups<T>(rows, w.scales, first, count, table.scale);
     if constexpr (Biased) load_groups<T>(rows, w.biases, first, count, table.bias);
   };
