@@ -45,7 +45,7 @@ def test_a_parked_row_does_not_count_its_own_past_as_cached(subject: ModelUnderT
 
 def test_nobody_waits_for_a_prefix_that_cannot_be_shared(tiny_model: Callable[[str], Path]) -> None:
     """mlx-lm's own caches are never shared: equal prompts start side by side."""
-    stock = ModelUnderTest(tiny_model("llama"), "stock")
+    stock = ModelUnderTest(tiny_model("llama"), reader="stock")
     engine = stock.engine(chunk=16)
     prompt = stock.prompt(100, seed=1)
     for i in range(3):
