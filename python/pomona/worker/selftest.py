@@ -69,11 +69,11 @@ def check_attention() -> str:
 
 def check_products() -> str:
     """Products with packed weights against MLX's own."""
-    weights = mx.quantize(mx.random.normal((96, 256), key=mx.random.key(1)), group_size=64, bits=4)
-    x = mx.random.normal((5, 256), key=mx.random.key(2))
-    mx.eval(weights)
-    ours = _ops.linear(x, _ops.Weights(*weights, group_size=64, bits=4))
-    theirs = mx.quantized_matmul(x, *weights, transpose=True, group_size=64, bits=4)
+    dense, x = (mx.random.normal((rows, 256), key=mx.random.key(rows)) for rows in (96, 5))
+    weight, scales, biases = mx.quantize(dense, group_size=64, bits=4)
+    mx.eval(weight, scales, biases)
+    ours = _ops.linear(x, _ops.Weights(weight, scales, biases, group_size=64, bits=4))
+    theirs = mx.quantized_matmul(x, weight, scales, biases, group_size=64, bits=4)
     error = float((mx.abs(ours - theirs).max() / mx.abs(theirs).max()).item())
     return "" if error < 1e-5 else f"products with 4-bit weights differ from MLX's by {error:.1e}"
 

@@ -120,7 +120,7 @@ class DecoderLayer(Pattern):
     clips_float16: bool = False
 
     def describe(self, module: Any, table: Table) -> _ops.DecoderLayer:
-        if self.clips_float16 and self._attention(module).q_proj.weight.dtype == mx.float16:
+        if self.clips_float16 and attribute(module, f"{self.before_mlp}.weight").dtype == mx.float16:
             raise UnfitError("it clips float16 residuals")
         attention = table.describe(self._attention(module), Attention)
         return _ops.DecoderLayer(
