@@ -39,10 +39,12 @@ class InFlight:
     """A dispatched step. Its tokens may not have been computed yet."""
 
     plan: StepPlan
+    rows: list[ScheduledRow]
+    """In the order of the model calls, without those whose call could not be built."""
     tokens: mx.array
-    """int32 [rows that wanted a token], in call order."""
+    """int32 [rows]; of rows that wanted none they mean nothing."""
     index: dict[int, int]
-    """Row id to its place in `tokens`."""
+    """Row id to its place in `rows`."""
     errors: dict[int, Exception]
     """Rows whose call could not be built, by id."""
     dispatched_at: float
@@ -54,18 +56,17 @@ class InFlight:
     def read(self) -> dict[int, RowResult]:
         """Wait for the step; what it gave each row of its calls, by row id."""
         values: list[int] = self.tokens.tolist()
-        wanted = {s.row.id for s in self.plan.rows if s.wants_token}
         drawn: dict[int, TokenLogprobs] = {}
         for row_ids, lazy in self.logprobs:
             drawn.update(zip(row_ids, lazy.read(), strict=True))
-        return {
-            row_id: RowResult(
-                values[i] if row_id in wanted else None,
-                drawn.get(row_id),
-                self.prompt_logprobs[row_id].read() if row_id in self.prompt_logprobs else [],
+        results = {}
+        for s, token in zip(self.rows, values, strict=True):
+            row_id = s.row.id
+            prompt = self.prompt_logprobs.get(row_id)
+            results[row_id] = RowResult(
+                token if s.wants_token else None, drawn.get(row_id), [] if prompt is None else prompt.read()
             )
-            for row_id, i in self.index.items()
-        }
+        return results
 
 
 @dataclass(slots=True)
@@ -74,10 +75,13 @@ class ModelCall:
 
     rows: list[ScheduledRow]
     packed: bool
+    token_rows: int = field(init=False)
+    plain: bool = field(init=False)
+    """Whether every row runs one token and wants its logits alone."""
 
-    @property
-    def token_rows(self) -> int:
-        return sum(s.count for s in self.rows)
+    def __post_init__(self) -> None:
+        self.token_rows = sum(s.count for s in self.rows)
+        self.plain = self.token_rows == len(self.rows) and not any(s.scores for s in self.rows)
 
 
 @dataclass(slots=True)
@@ -131,14 +135,13 @@ class Runner:
             logits.errors.update({logits.rows[i].row.id: error for i, error in errors.items()})
             tokens = sample(shaped, draws)
         drawn, prompt = _drawn_logprobs(logits, tokens), _prompt_logprobs(logits)
-        scores = [
-            array for lazy in (*(lazy for _, lazy in drawn), *prompt.values()) for array in lazy.arrays()
-        ]
+        lazies = [*(lazy for _, lazy in drawn), *prompt.values()]
+        scores = [array for lazy in lazies for array in lazy.arrays()]
         tokens = _ops.stamp(tokens, completed)
         self._keep_states(logits)
         mx.async_eval(tokens, *scores, *self._states.arrays([s.row.id for s in logits.rows]))
         index = {s.row.id: i for i, s in enumerate(logits.rows)}
-        return InFlight(plan, tokens, index, logits.errors, started, completed, drawn, prompt)
+        return InFlight(plan, logits.rows, tokens, index, logits.errors, started, completed, drawn, prompt)
 
     def forward(self, plan: StepPlan, previous: InFlight | None) -> Logits:
         """All model calls of a step, without sampling."""
@@ -157,16 +160,18 @@ class Runner:
                 if len(call.rows) > 1:
                     raise
                 errors[call.rows[0].row.id] = error
-        values = [logits[: len(call.rows)] for call, logits, _ in done]
-        joined = mx.concatenate(values) if values else mx.zeros((0, 1))
-        scores = {}
+        rows: list[ScheduledRow] = []
+        values: list[mx.array] = []
+        scores: dict[int, mx.array] = {}
         for call, logits, _ in done:
+            rows += call.rows
             at = len(call.rows)
-            for s in call.rows:
+            values.append(logits if call.plain else logits[:at])
+            for s in [] if call.plain else call.rows:
                 if s.scores:
                     scores[s.row.id] = logits[at : at + len(s.scores)]
                     at += len(s.scores)
-        rows = [s for call, _, _ in done for s in call.rows]
+        joined = mx.concatenate(values) if values else mx.zeros((0, 1))
         return Logits(joined, rows, errors, scores, [(call, state) for call, _, state in done])
 
     def _keep_states(self, logits: Logits) -> None:
@@ -220,7 +225,7 @@ class Runner:
 
     def _token_ids(self, call: ModelCall, previous: InFlight | None) -> mx.array:
         """Ids int32 [T] of a call; unread tokens are picked out of the previous step's array."""
-        if previous is not None and all(s.count == 1 and s.row.unread for s in call.rows):
+        if call.plain and previous is not None and all(s.row.unread for s in call.rows):
             return _pick(previous.tokens, [previous.index[s.row.id] for s in call.rows])
         ids = np.zeros(call.token_rows, np.int32)
         pick = np.arange(len(ids), dtype=np.int32)
@@ -260,11 +265,13 @@ def _positions(call: ModelCall) -> Int32Array:
 
 def _wanted(call: ModelCall) -> mx.array | None:
     """The token rows of a call that get logits; None when each does, in their order."""
+    if call.plain:
+        return None
     ends = list(accumulate(s.count for s in call.rows))
     wanted = [end - 1 for end in ends]
     for s, end in zip(call.rows, ends, strict=True):
         wanted += [position - s.start + end - s.count for position in s.scores]
-    return None if wanted == list(range(call.token_rows)) else mx.array(wanted)
+    return mx.array(wanted)
 
 
 def _pick(tokens: mx.array, places: list[int]) -> mx.array:

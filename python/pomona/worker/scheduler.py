@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -64,18 +65,18 @@ class RowResult:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass
 class StepPlan:
     step: int
     rows: list[ScheduledRow]
     copies: Int32Array
     """Blocks to copy before the step writes: [n, 2] (source, destination)."""
 
-    @property
+    @cached_property
     def decode_rows(self) -> int:
         return sum(scheduled.count == 1 for scheduled in self.rows)
 
-    @property
+    @cached_property
     def prefill_tokens(self) -> int:
         return sum(scheduled.count for scheduled in self.rows if scheduled.count > 1)
 
@@ -192,7 +193,7 @@ class Scheduler:
         self._open_steps.remove(plan.step)
         self.store.pool.complete_step(plan.step)
         self.counters.steps += 1
-        self.counters.computed_tokens += sum(scheduled.count for scheduled in plan.rows)
+        self.counters.computed_tokens += plan.prefill_tokens + plan.decode_rows
         self.counters.prefill_tokens += plan.prefill_tokens
         return [
             self._advance(scheduled, results.get(scheduled.row.id, RowResult()))
