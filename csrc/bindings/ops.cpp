@@ -13,6 +13,7 @@
 #include "kernels/cpu/variant.h"
 #include "ops/choose.h"
 #include "ops/decoder_layer.h"
+#include "ops/edit_logits.h"
 #include "ops/expert_mlp.h"
 #include "ops/gated_mlp.h"
 #include "ops/linear.h"
@@ -36,9 +37,12 @@ template <typename... Shape>
 using Ints = nb::ndarray<const int32_t, nb::numpy, nb::device::cpu, nb::c_contig, Shape...>;
 using Row = Ints<nb::ndim<1>>;
 using Table = Ints<nb::ndim<2>>;
+using Floats = nb::ndarray<const float, nb::numpy, nb::device::cpu, nb::c_contig, nb::ndim<1>>;
 using Pairs = Ints<nb::shape<-1, 2>>;
 
 std::span<const int32_t> span(const auto& ints) { return {ints.data(), ints.size()}; }
+
+auto vector(const auto& array) { return std::vector(array.data(), array.data() + array.size()); }
 
 // nanobind owns the objects below; a primitive that outlives the Python handle needs a share of
 // its own.
@@ -277,6 +281,33 @@ NB_MODULE(_ops, m) {
       .def_ro("top_p", &kernels::DrawRule::top_p)
       .def_ro("min_p", &kernels::DrawRule::min_p)
       .def_ro("seed", &kernels::DrawRule::seed);
+  nb::class_<kernels::LogitEdits>(m, "LogitEdits")
+      .def(
+          "__init__",
+          [](kernels::LogitEdits* self, const Row& bias_ids, const Floats& bias, const Row& ids,
+             const Floats& counts, const Row& masked, int unread, float repetition, float frequency,
+             float presence) {
+            if (bias.size() != bias_ids.size() || counts.size() != ids.size()) {
+              throw std::invalid_argument(
+                  "LogitEdits: bias_ids and bias must be of one length, and so must ids and "
+                  "counts");
+            }
+            new (self) kernels::LogitEdits{vector(bias_ids), vector(bias), vector(ids),
+                                           vector(counts),   unread,       repetition,
+                                           frequency,        presence,     vector(masked)};
+          },
+          "bias_ids"_a, "bias"_a, "ids"_a, "counts"_a, "masked"_a, "unread"_a = -1,
+          "repetition"_a = 1.0f, "frequency"_a = 0.0f, "presence"_a = 0.0f);
+  m.def(
+      "edit_logits",
+      [](const mlx::core::array& logits, const std::vector<const kernels::LogitEdits*>& rows,
+         const std::optional<mlx::core::array>& unread) {
+        std::vector<kernels::LogitEdits> edits;
+        for (const auto* row : rows) edits.push_back(row == nullptr ? kernels::LogitEdits{} : *row);
+        return ops::edit_logits(logits, std::move(edits), unread);
+      },
+      "logits"_a, "edits"_a, "unread"_a = nb::none());
+
   m.def("choose", &ops::choose, "logits"_a, "rules"_a, "indices"_a);
   using MaybeArray = std::optional<mlx::core::array>;
   nb::class_<SharedWeights>(m, "Weights")

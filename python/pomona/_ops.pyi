@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Int32Array = NDArray[np.int32]
+Float32Array = NDArray[np.float32]
 
 class Slab:
     """K and V storage of one attention layer, token-major: [blocks, block_size, heads, dim].
@@ -108,6 +109,37 @@ def update_and_gather(x: mx.array, slab: Slab, values: bool, table: StepTable) -
     """Write x [1, H, L, D] into K (or V) of the slab, then return that row's history as dense
     [1, H, visible of the last token row, D]. One sequence only (the gathered reader).
     Block copies of the table are made for the written half (K or V) only.
+    """
+
+class LogitEdits:
+    """What one row does to its logits: bias, then penalties, then the mask. Copies its arrays. Immutable.
+
+    bias_ids, bias: tokens, and what is added to their logits. ids, counts: distinct tokens that the row has
+    had, and how often its answer holds each; unread: place in `edit_logits`' `unread` of one more token of
+    the answer, or -1. Of all these, repetition divides a positive logit and multiplies another one, frequency
+    is subtracted for each time that the answer holds the token, presence where it holds it at all. masked:
+    tokens that become -inf. Ids outside the vocabulary are passed over.
+    """
+
+    def __init__(
+        self,
+        bias_ids: Int32Array,
+        bias: Float32Array,
+        ids: Int32Array,
+        counts: Float32Array,
+        masked: Int32Array,
+        unread: int = -1,
+        repetition: float = 1.0,
+        frequency: float = 0.0,
+        presence: float = 0.0,
+    ) -> None: ...
+
+def edit_logits(
+    logits: mx.array, edits: Sequence[LogitEdits | None], unread: mx.array | None = None
+) -> mx.array:
+    """Logits [W, V] as float32, each row after its edits (None: as they are).
+
+    unread: int32 [N], tokens that may not have been computed yet.
     """
 
 class DrawRule:

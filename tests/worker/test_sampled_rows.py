@@ -14,6 +14,7 @@ import pytest
 from tests.worker.harness import Answer, Collector, ModelUnderTest, check_idle, run, submission
 from tests.worker.sampling_oracle import acceptable, shaped
 
+from pomona._ops import LogitEdits
 from pomona.link.messages import FinishReason, Sampling, Submit
 from pomona.worker import penalties
 from pomona.worker.scheduler import RowRefusedError
@@ -160,14 +161,14 @@ def test_a_row_whose_sampling_fails_ends_alone(
     prompts = [subject.prompt(20 + i, seed=i) for i in range(3)]
     requests = [submission(i, prompt, 10) for i, prompt in enumerate(prompts)]
     broken = submission(9, prompts[0], 10, sampling=Sampling(presence_penalty=1.0))
-    apply = penalties.LogitShaper.apply
+    edits = penalties.LogitShaper.edits
 
-    def fail_in_flight(self: Any, logits: mx.array, answer: np.ndarray, unread: mx.array | None) -> mx.array:
+    def fail_in_flight(self: Any, answer: np.ndarray, unread: int) -> LogitEdits:
         if len(answer) == 3:
             raise ValueError("no such shape")
-        return apply(self, logits, answer, unread)
+        return edits(self, answer, unread)
 
-    monkeypatch.setattr(penalties.LogitShaper, "apply", fail_in_flight)
+    monkeypatch.setattr(penalties.LogitShaper, "edits", fail_in_flight)
     engine = subject.engine()
     collector = Collector()
     for request in [*requests, broken]:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worker.sampling_oracle import acceptable, distribution, shaped
 
+from pomona._ops import LogitEdits
 from pomona.link.messages import Sampling
 from pomona.worker.penalties import make_shaper, shape_rows
 from pomona.worker.sampler import FAILED, GREEDY, Draw, problem_with, rule_of, sample
@@ -49,25 +50,32 @@ class Case:
         self.sampling = sampling
         self.known = len(self.answer) - unread
 
-    def draw(self) -> Draw:
+    def draw(self, place: int = 0) -> Draw:
+        """`place`: of the case among those that are sampled together."""
         ids = np.array(self.prompt, np.int32)
         shaper = make_shaper(self.sampling, frozenset(self.stop_ids), ids, VOCAB)
         rule = rule_of(self.sampling)
         if shaper is None:
             return Draw(rule, len(self.answer))
-        unread = mx.array(self.answer[self.known :], mx.int32) if self.known < len(self.answer) else None
+        unread = place if self.known < len(self.answer) else -1
         answer = np.array(self.answer[: self.known], np.int32)
-        return Draw(rule, len(self.answer), partial(shaper.apply, answer=answer, unread=unread))
+        return Draw(rule, len(self.answer), partial(shaper.edits, answer, unread))
 
     def expected(self) -> np.ndarray:
         return shaped(self.logits, self.sampling, self.prompt, self.answer, self.stop_ids)
 
 
-def sample_cases(cases: list[Case]) -> list[int]:
-    draws = [case.draw() for case in cases]
-    logits, errors = shape_rows(mx.array(np.stack([c.logits for c in cases])), [d.shape for d in draws])
+def shaped_together(cases: list[Case]) -> tuple[mx.array, list[Draw]]:
+    draws = [case.draw(i) for i, case in enumerate(cases)]
+    unread = mx.array([case.answer[-1] if case.answer else 0 for case in cases], mx.int32)
+    logits = mx.array(np.stack([case.logits for case in cases]))
+    out, errors = shape_rows(logits, [draw.shape for draw in draws], unread)
     assert not errors
-    tokens: list[int] = sample(logits, draws).tolist()
+    return out, draws
+
+
+def sample_cases(cases: list[Case]) -> list[int]:
+    tokens: list[int] = sample(*shaped_together(cases)).tolist()
     return tokens
 
 
@@ -96,7 +104,7 @@ def test_logits_are_shaped_as_in_numpy_bit_by_bit_with_or_without_an_unread_toke
     lazy.known = max(0, len(lazy.answer) - 1)
     results = []
     for case in (known, lazy):
-        out, _ = shape_rows(mx.array(case.logits[None]), [case.draw().shape])
+        out, _ = shaped_together([case])
         results.append(np.array(out)[0])
     np.testing.assert_array_equal(*results)
     np.testing.assert_allclose(results[0], known.expected(), rtol=1e-6, atol=1e-5)
@@ -119,8 +127,7 @@ def test_logits_are_shaped_as_in_numpy_bit_by_bit_with_or_without_an_unread_toke
 def test_frequencies_follow_the_distribution(fields: dict[str, Any]) -> None:
     count = 6000
     case = Case(4, Sampling(**fields))
-    draw = case.draw()
-    logits, _ = shape_rows(mx.array(case.logits[None]), [draw.shape])
+    logits, _ = shaped_together([case])
     draws = [Draw(rule_of(Sampling(**fields, seed=77)), i) for i in range(count)]
     tokens = np.array(sample(mx.broadcast_to(logits, (count, VOCAB)), draws))
     expected = distribution(case.expected(), case.sampling)
@@ -179,11 +186,11 @@ def test_greedy_honours_penalties() -> None:
 
 
 def test_a_shape_that_fails_is_that_rows_error() -> None:
-    def broken(logits: mx.array) -> mx.array:
+    def broken() -> LogitEdits:
         raise ValueError("broken")
 
     logits = mx.array(np.stack([Case(i, Sampling()).logits for i in range(3)]))
-    out, errors = shape_rows(logits, [None, broken, None])
+    out, errors = shape_rows(logits, [None, broken, None], None)
     assert [str(errors[i]) for i in errors] == ["broken"]
     assert list(errors) == [1]
     assert sample(out, [Draw(GREEDY, 0)] * 3).tolist() == mx.argmax(logits, axis=-1).tolist()

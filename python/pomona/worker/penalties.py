@@ -1,8 +1,7 @@
 """What a row does to its raw logits before sampling: logit_bias, penalties, the mask of stop ids.
 
 Counts of known tokens are kept on the host, so parking and repeated steps need no care. The one token that is
-sampled but unread joins them lazily, on the device. Only the touched logits are computed, then written into
-a copy of the row.
+sampled but unread joins them on the device (`_ops.edit_logits`).
 """
 
 from __future__ import annotations
@@ -13,34 +12,36 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from pomona import _ops
 from pomona.link.messages import Sampling
 
 Int32Array = NDArray[np.int32]
-Shape = Callable[[mx.array], mx.array]
-"""From raw logits float32 [V] to those that are sampled."""
+Shape = Callable[[], _ops.LogitEdits]
 
 SHAPE_ERRORS = (ValueError, TypeError, RuntimeError, IndexError)
 
+NO_IDS = np.empty(0, np.int32)
+NO_COUNTS = np.empty(0, np.float32)
 
-def shape_rows(logits: mx.array, shapes: list[Shape | None]) -> tuple[mx.array, dict[int, Exception]]:
+
+def shape_rows(
+    logits: mx.array, shapes: list[Shape | None], unread: mx.array | None
+) -> tuple[mx.array, dict[int, Exception]]:
     """Logits [W, V] with each row's shape applied, and the errors of rows whose shape failed, by place.
 
-    They are float32 then; where nothing applies they stay as they are.
+    They are float32 then; where nothing applies they stay as they are. unread: int32 [N], tokens in flight.
     """
     if not any(shapes):
         return logits, {}
-    logits = logits.astype(mx.float32)
-    rows: list[mx.array] = []
+    edits: list[_ops.LogitEdits | None] = [None] * len(shapes)
     errors: dict[int, Exception] = {}
     for i, shape in enumerate(shapes):
-        row = logits[i]
         if shape is not None:
             try:
-                row = shape(row)
+                edits[i] = shape()
             except SHAPE_ERRORS as error:
                 errors[i] = error
-        rows.append(row)
-    return mx.stack(rows), errors
+    return _ops.edit_logits(logits, edits, unread), errors
 
 
 class LogitShaper:
@@ -54,43 +55,30 @@ class LogitShaper:
         self._counts = TokenCounts(prompt if sampling.repetition_penalty != 1.0 else prompt[:0])
         self._answered = 0
         biased = sampling.logit_bias
-        self._bias_ids = mx.array(np.fromiter(biased, np.int32, len(biased)))
-        self._bias = mx.array(np.fromiter(biased.values(), np.float32, len(biased)))
-        self._stop_ids = mx.array([token for token in sorted(stop_ids) if 0 <= token < vocab_size], mx.int32)
+        self._bias_ids = np.fromiter(biased, np.int32, len(biased))
+        self._bias = np.fromiter(biased.values(), np.float32, len(biased))
+        self._stop_ids = np.array([token for token in stop_ids if 0 <= token < vocab_size], np.int32)
 
-    def apply(self, logits: mx.array, answer: Int32Array, unread: mx.array | None) -> mx.array:
-        """Shape logits [V] after the known tokens `answer` and the token [1] in flight, if there is one."""
-        if self._bias.size:
-            logits = logits.at[self._bias_ids].add(self._bias)
-        if self._penalises:
-            logits = self._penalise(logits, answer, unread)
-        sampled = len(answer) + (unread is not None)
-        if sampled < self._sampling.min_tokens and self._stop_ids.size:
-            masked = mx.full(self._stop_ids.shape, -mx.inf)
-            logits = mx.put_along_axis(logits, self._stop_ids, masked, axis=-1)
-        return logits
-
-    def _penalise(self, logits: mx.array, answer: Int32Array, unread: mx.array | None) -> mx.array:
+    def edits(self, answer: Int32Array, unread: int) -> _ops.LogitEdits:
+        """After the known tokens `answer` and the token in flight at place `unread`, or -1 without one."""
         s = self._sampling
-        self._counts.add(answer[self._answered :])
-        self._answered = len(answer)
-        if not len(self._counts) and unread is None:
-            return logits
-        ids, counts = mx.array(self._counts.ids), mx.array(self._counts.counts)
-        if unread is not None:
-            # The token in flight may be among the known ones: both entries then hold the same value.
-            same = ids == unread
-            counts = mx.concatenate([counts + same, 1 + mx.sum(counts * same, keepdims=True)])
-            ids = mx.concatenate([ids, unread])
-        values = logits[ids]
-        if s.repetition_penalty != 1.0:
-            penalty = s.repetition_penalty
-            values = mx.where(values > 0, values / penalty, values * penalty)
-        if s.frequency_penalty:
-            values = values - s.frequency_penalty * counts
-        if s.presence_penalty:
-            values = values - s.presence_penalty * (counts > 0)
-        return mx.put_along_axis(logits, ids, values, axis=-1)
+        ids, counts = NO_IDS, NO_COUNTS
+        if self._penalises:
+            self._counts.add(answer[self._answered :])
+            self._answered = len(answer)
+            ids, counts = self._counts.ids, self._counts.counts
+        sampled = len(answer) + (unread >= 0)
+        return _ops.LogitEdits(
+            self._bias_ids,
+            self._bias,
+            ids,
+            counts,
+            self._stop_ids if sampled < s.min_tokens else NO_IDS,
+            unread,
+            s.repetition_penalty,
+            s.frequency_penalty,
+            s.presence_penalty,
+        )
 
 
 class TokenCounts:

@@ -131,7 +131,8 @@ class Runner:
         completed = _ops.Moment()
         tokens = mx.zeros(0, mx.int32)
         if draws:
-            shaped, errors = shape_rows(logits.values, [draw.shape for draw in draws])
+            unread = None if previous is None else previous.tokens
+            shaped, errors = shape_rows(logits.values, [draw.shape for draw in draws], unread)
             logits.errors.update({logits.rows[i].row.id: error for i, error in errors.items()})
             tokens = sample(shaped, draws)
         drawn, prompt = _drawn_logprobs(logits, tokens), _prompt_logprobs(logits)
@@ -283,13 +284,12 @@ def _draw(s: ScheduledRow, previous: InFlight | None) -> Draw:
     row = s.row
     if row.shaper is None:
         return Draw(row.rule, row.generated)
-    unread = None
+    unread = -1
     if row.unread:
         assert previous is not None
-        place = previous.index[row.id]
-        unread = previous.tokens[place : place + 1]
+        unread = previous.index[row.id]
     answer = row.tokens.view(row.prompt_tokens)
-    return Draw(row.rule, row.generated, partial(row.shaper.apply, answer=answer, unread=unread))
+    return Draw(row.rule, row.generated, partial(row.shaper.edits, answer, unread))
 
 
 def _drawn_logprobs(logits: Logits, tokens: mx.array) -> list[tuple[list[int], LazyLogprobs]]:
