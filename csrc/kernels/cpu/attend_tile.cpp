@@ -19,6 +19,10 @@ constexpr int64_t kCacheLine = 64;
 // From this many rows on, copying V next to itself costs less than its strided reads.
 constexpr int64_t kPackValuesRows = 16;
 
+// Up to so many rows, memory is what takes time. Their keys are packed and multiplied by halves of
+// a chunk, so that the requests for the next chunk spread over the time.
+constexpr int64_t kFewRows = 8, kFewRowsKeys = 32;
+
 int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 // Keys [low, high), counted from the beginning of the sequence or of a chunk.
@@ -123,11 +127,16 @@ void multiply_columns(int64_t rows, const float* a, int64_t a_stride, const Rows
 template <typename Rows>
 void multiply(int64_t rows, int64_t width, int64_t depth, const float* a, int64_t a_stride,
               const Rows& b, float* c, int64_t c_stride) {
+  static_assert(kTileVectors == 2 || kTileVectors == 4);
   int64_t column = 0;
   for (; column + kTileVectors * kLanes <= width; column += kTileVectors * kLanes) {
     multiply_columns<kTileVectors>(rows, a, a_stride, b, column, depth, c, c_stride);
   }
-  for (; column < width; column += kLanes) {
+  if (column + 2 * kLanes <= width) {
+    multiply_columns<2>(rows, a, a_stride, b, column, depth, c, c_stride);
+    column += 2 * kLanes;
+  }
+  if (column < width) {
     multiply_columns<1>(rows, a, a_stride, b, column, depth, c, c_stride);
   }
 }
@@ -396,17 +405,11 @@ class Work {
   void add_chunk(int64_t first, int64_t head, const int32_t* slots, const int32_t* ahead_slots,
                  int64_t ahead_head, const Sums& sums) {
     const Span span = part_of(keys_, first, kChunk);
-    with_type(a_.keys.type, [&]<typename T>(T) {
-      pack_keys(slab_rows<T>(a_.keys, head, slots, ahead_head, ahead_slots), span, a_.keys.dim,
-                scratch_.keys);
-    });
-    const int64_t low = span.low / kLanes * kLanes, high = round_up(span.high, kLanes);
-    for (int64_t r = 0; r < head_rows_; r++) {
-      for (int64_t j = low; j < high; j += kLanes) store(scratch_.scores + r * kChunk + j, Lanes{});
+    const int64_t step = head_rows_ <= kFewRows ? kFewRowsKeys : kChunk;
+    for (int64_t j = span.low / step * step; j < span.high; j += step) {
+      const Span part = part_of(span, j, step);
+      score(head, {j + part.low, j + part.high}, slots, ahead_slots, ahead_head);
     }
-    multiply(head_rows_, high - low, a_.keys.dim,
-             scratch_.queries + head * head_rows_ * a_.keys.dim, a_.keys.dim,
-             DenseRows{scratch_.keys + low, kChunk}, scratch_.scores + low, kChunk);
     const Sums own{sums.values + head * head_rows_ * scratch_.value_width,
                    sums.peak + head * head_rows_, sums.total + head * head_rows_};
     with_type(a_.values.type, [&]<typename T>(T) {
@@ -417,6 +420,22 @@ class Work {
       pack_values(rows, span, a_.values.dim, scratch_.values, scratch_.value_width);
       add_values(first, own, DenseRows{scratch_.values, scratch_.value_width});
     });
+  }
+
+  // Scores of all rows of a KV head against the keys of the span.
+  void score(int64_t head, Span span, const int32_t* slots, const int32_t* ahead_slots,
+             int64_t ahead_head) const {
+    with_type(a_.keys.type, [&]<typename T>(T) {
+      pack_keys(slab_rows<T>(a_.keys, head, slots, ahead_head, ahead_slots), span, a_.keys.dim,
+                scratch_.keys);
+    });
+    const int64_t low = span.low / kLanes * kLanes, width = round_up(span.high, kLanes) - low;
+    for (int64_t r = 0; r < head_rows_; r++) {
+      float* scores = scratch_.scores + r * kChunk + low;
+      for (int64_t j = 0; j < width; j += kLanes) store(scores + j, Lanes{});
+    }
+    multiply(head_rows_, width, a_.keys.dim, scratch_.queries + head * head_rows_ * a_.keys.dim,
+             a_.keys.dim, DenseRows{scratch_.keys + low, kChunk}, scratch_.scores + low, kChunk);
   }
 
   // Neighbours that see the same keys of the chunk go together; the products never touch a value

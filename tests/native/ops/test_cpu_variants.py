@@ -14,7 +14,12 @@ from pomona import _ops
 VARIANTS = {"x86_64": ("generic", "avx2", "avx512"), "AMD64": ("generic", "avx2", "avx512")}.get(
     platform.machine(), ("neon",)
 )
-FILES = ("test_update_and_attend.py", "test_update_and_gather.py", "test_in_place.py")
+FILES = (
+    "test_attention_splits.py",
+    "test_update_and_attend.py",
+    "test_update_and_gather.py",
+    "test_in_place.py",
+)
 
 
 def run(variant: str, *command: str) -> subprocess.CompletedProcess[str]:
