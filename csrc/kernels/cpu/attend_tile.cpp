@@ -19,10 +19,6 @@ constexpr int64_t kCacheLine = 64;
 // From this many rows on, copying V next to itself costs less than its strided reads.
 constexpr int64_t kPackValuesRows = 16;
 
-// Up to so many rows, memory is what takes time. Their keys are packed and multiplied by halves of
-// a chunk, so that the requests for the next chunk spread over the time.
-constexpr int64_t kFewRows = 8, kFewRowsKeys = 32;
-
 int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 // Keys [low, high), counted from the beginning of the sequence or of a chunk.
@@ -70,6 +66,22 @@ struct DenseRows {
 
   const float* operator()(int64_t j) const { return rows + j * stride; }
   void fetch_ahead(int64_t, int64_t, int64_t) const {}
+};
+
+// Dense rows; while they are read, the columns from `first` on of a slab's next rows are asked for,
+// some of each row per kChunk rows. So the requests spread over the time between two chunks.
+template <typename T>
+struct DenseRowsAskingAhead {
+  static constexpr int64_t kColumns = 32;
+
+  DenseRows dense;
+  SlabRows<T> slab;
+  int64_t first;
+
+  const float* operator()(int64_t j) const { return dense(j); }
+  __attribute__((always_inline)) void fetch_ahead(int64_t j, int64_t column, int64_t) const {
+    if (column == 0) slab.fetch_ahead(j % kChunk, first + j / kChunk * kColumns, kColumns);
+  }
 };
 
 // c[r, :] += sum over d of a[r, d] * b(d)[column + :], for R rows and N vectors of columns.
@@ -162,34 +174,36 @@ void load_query(const TokenRows& q, const T* from, Lanes factor, float* to) {
   }
 }
 
-// keys[d, j] = K of key j in the span: squares of lanes are transposed in registers.
+// to[d, :] = rows[:][d] for the first `depth` d, a square that is transposed in registers.
+template <bool kWhole, typename T>
+void pack_square(const T* const (&rows)[kLanes], int64_t first, int64_t depth, float* to) {
+  Lanes square[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; i++) {
+    square[i] = kWhole ? load(rows[i] + first) : load_part(rows[i] + first, depth);
+  }
+  transpose(square);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; i++) {
+    if (kWhole || i < depth) store(to + i * kChunk, square[i]);
+  }
+}
+
+// keys[d, j] = K of key j in the span. Asks for the first `ahead` columns of the next rows.
 template <typename T>
-void pack_keys(const SlabRows<T>& from, Span span, int64_t dim, float* keys) {
+void pack_keys(const SlabRows<T>& from, Span span, int64_t dim, int64_t ahead, float* keys) {
   for (int64_t j = span.low / kLanes * kLanes; j < span.high; j += kLanes) {
     const T* rows[kLanes];
     const Span known = part_of(span, j, kLanes);
     for (int64_t i = 0; i < kLanes; i++) {
       rows[i] = from(j + (i < known.low ? known.low : i < known.high ? i : known.high - 1));
     }
-    for (int64_t d = 0; d < dim; d += kLanes) {
-      float* to = keys + d * kChunk + j;
-      const int64_t depth = dim - d < kLanes ? dim - d : kLanes;
-      Lanes square[kLanes];
-      if (depth == kLanes) {
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; i++) {
-          square[i] = load(rows[i] + d);
-          from.fetch_ahead(j + i, d, kLanes);
-        }
-        transpose(square);
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; i++) store(to + i * kChunk, square[i]);
-      } else {
-        for (int64_t i = 0; i < kLanes; i++) square[i] = load_part(rows[i] + d, depth);
-        transpose(square);
-        for (int64_t i = 0; i < depth; i++) store(to + i * kChunk, square[i]);
-      }
+    int64_t d = 0;
+    for (; d + kLanes <= dim; d += kLanes) {
+      for (int64_t i = 0; d < ahead && i < kLanes; i++) from.fetch_ahead(j + i, d, kLanes);
+      pack_square<true>(rows, d, kLanes, keys + d * kChunk + j);
     }
+    if (d < dim) pack_square<false>(rows, d, dim - d, keys + d * kChunk + j);
   }
 }
 
@@ -204,26 +218,30 @@ void pack_values(const SlabRows<T>& from, Span span, int64_t dim, float* values,
   }
 }
 
-// Turns the scores of keys [low, high) into weights relative to the new peak, zero elsewhere, and
-// brings the row's running sums to that peak.
+// Turns the scores of the span into weights relative to the new peak, zero elsewhere, and brings
+// the row's running sums to that peak.
+template <bool kWholeChunk>
 void soften(float* scores, Span span, float* peak, float* total, float* values, int64_t width) {
-  const int64_t first = span.low / kLanes * kLanes;
+  const int64_t first = kWholeChunk ? 0 : span.low / kLanes * kLanes;
+  const int64_t end = kWholeChunk ? kChunk : span.high;
   const IntLanes index = lane_index();
-  const auto outside = [&](int64_t j) {
-    return (index < static_cast<int32_t>(span.low - j)) |
-           (index >= static_cast<int32_t>(span.high - j));
+  const auto inside = [&](int64_t j, Lanes x, float otherwise) {
+    if (kWholeChunk) return x;
+    const IntLanes outside = (index < static_cast<int32_t>(span.low - j)) |
+                             (index >= static_cast<int32_t>(span.high - j));
+    return select(outside, broadcast(otherwise), x);
   };
   Lanes highest = broadcast(kLowest);
-  for (int64_t j = first; j < span.high; j += kLanes) {
-    highest = max(highest, select(outside(j), broadcast(kLowest), load(scores + j)));
+  for (int64_t j = first; j < end; j += kLanes) {
+    highest = max(highest, inside(j, load(scores + j), kLowest));
   }
   const float old_peak = *peak;
   const float chunk_peak = max(highest);
   const float new_peak = old_peak > chunk_peak ? old_peak : chunk_peak;
 
   Lanes weight = {};
-  for (int64_t j = first; j < span.high; j += kLanes) {
-    const Lanes p = select(outside(j), Lanes{}, exp2(load(scores + j) - broadcast(new_peak)));
+  for (int64_t j = first; j < end; j += kLanes) {
+    const Lanes p = inside(j, exp2(load(scores + j) - broadcast(new_peak)), 0.0f);
     store(scores + j, p);
     weight += p;
   }
@@ -405,11 +423,9 @@ class Work {
   void add_chunk(int64_t first, int64_t head, const int32_t* slots, const int32_t* ahead_slots,
                  int64_t ahead_head, const Sums& sums) {
     const Span span = part_of(keys_, first, kChunk);
-    const int64_t step = head_rows_ <= kFewRows ? kFewRowsKeys : kChunk;
-    for (int64_t j = span.low / step * step; j < span.high; j += step) {
-      const Span part = part_of(span, j, step);
-      score(head, {j + part.low, j + part.high}, slots, ahead_slots, ahead_head);
-    }
+    with_type(a_.keys.type, [&]<typename T>(T) {
+      score(head, span, slab_rows<T>(a_.keys, head, slots, ahead_head, ahead_slots));
+    });
     const Sums own{sums.values + head * head_rows_ * scratch_.value_width,
                    sums.peak + head * head_rows_, sums.total + head * head_rows_};
     with_type(a_.values.type, [&]<typename T>(T) {
@@ -423,19 +439,25 @@ class Work {
   }
 
   // Scores of all rows of a KV head against the keys of the span.
-  void score(int64_t head, Span span, const int32_t* slots, const int32_t* ahead_slots,
-             int64_t ahead_head) const {
-    with_type(a_.keys.type, [&]<typename T>(T) {
-      pack_keys(slab_rows<T>(a_.keys, head, slots, ahead_head, ahead_slots), span, a_.keys.dim,
-                scratch_.keys);
-    });
+  template <typename T>
+  void score(int64_t head, Span span, const SlabRows<T>& keys) const {
+    using Asking = DenseRowsAskingAhead<T>;
+    const int64_t dim = a_.keys.dim;
+    const int64_t later = head_rows_ <= kTileRows ? dim / kChunk * Asking::kColumns : 0;
+    const int64_t ahead = dim - later;
+    pack_keys(keys, span, dim, ahead, scratch_.keys);
+
     const int64_t low = span.low / kLanes * kLanes, width = round_up(span.high, kLanes) - low;
     for (int64_t r = 0; r < head_rows_; r++) {
       float* scores = scratch_.scores + r * kChunk + low;
       for (int64_t j = 0; j < width; j += kLanes) store(scores + j, Lanes{});
     }
-    multiply(head_rows_, width, a_.keys.dim, scratch_.queries + head * head_rows_ * a_.keys.dim,
-             a_.keys.dim, DenseRows{scratch_.keys + low, kChunk}, scratch_.scores + low, kChunk);
+    const DenseRows packed{scratch_.keys + low, kChunk};
+    const auto multiply_by = [&](const auto& rows) {
+      multiply(head_rows_, width, dim, scratch_.queries + head * head_rows_ * dim, dim, rows,
+               scratch_.scores + low, kChunk);
+    };
+    later > 0 ? multiply_by(Asking{packed, keys, ahead}) : multiply_by(packed);
   }
 
   // Neighbours that see the same keys of the chunk go together; the products never touch a value
@@ -451,8 +473,10 @@ class Work {
       float* scores = scratch_.scores + row * kChunk;
       float* to = sums.values + row * scratch_.value_width;
       for (int64_t r = 0; r < count; r++) {
-        soften(scores + r * kChunk, seen, sums.peak + row + r, sums.total + row + r,
-               to + r * scratch_.value_width, width_);
+        (seen == Span{0, kChunk} ? soften<true>
+                                 : soften<false>)(scores + r * kChunk, seen, sums.peak + row + r,
+                                                  sums.total + row + r,
+                                                  to + r * scratch_.value_width, width_);
       }
       multiply(count, width_, seen.high - seen.low, scores + seen.low, kChunk,
                rows_from(values, seen.low), to, scratch_.value_width);

@@ -222,8 +222,9 @@ inline Lanes unzip_quads(Lanes a, Lanes b, std::integer_sequence<int, I...>) {
 }
 
 // Transposes a square of lanes: first within squares of four, then those squares. Processors
-// shuffle within quads of lanes, and whole quads, at less cost than across them.
-inline void transpose(Lanes (&x)[kLanes]) {
+// shuffle within quads of lanes, and whole quads, at less cost than across them. Inlined by force:
+// the square would go through memory.
+__attribute__((always_inline)) inline void transpose(Lanes (&x)[kLanes]) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
 #pragma GCC unroll 4
   for (int i = 0; i < kLanes; i += 4) {
