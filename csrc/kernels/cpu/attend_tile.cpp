@@ -84,7 +84,8 @@ struct DenseRowsAskingAhead {
   }
 };
 
-// c[r, :] += sum over d of a[r, d] * b(d)[column + :], for R rows and N vectors of columns.
+// c[r, :] += sum over d of a[r, d] * b(d)[column + :], for R rows and N vectors of columns;
+// depth > 0.
 template <int R, int N, typename Rows>
 void multiply_block(const float* a, int64_t a_stride, const Rows& b, int64_t column, int64_t depth,
                     float* c, int64_t c_stride) {
@@ -94,7 +95,8 @@ void multiply_block(const float* a, int64_t a_stride, const Rows& b, int64_t col
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) sums[r][n] = load(c + r * c_stride + column + n * kLanes);
   }
-  for (int64_t d = 0; d < depth; d++) {
+  int64_t d = 0;
+  do {  // a loop that may not run at all makes GCC keep a second copy of the sums
     const auto* from = b(d) + column;
     b.fetch_ahead(d, column, N * kLanes);
     Lanes columns[N];
@@ -106,7 +108,7 @@ void multiply_block(const float* a, int64_t a_stride, const Rows& b, int64_t col
 #pragma GCC unroll 8
       for (int n = 0; n < N; n++) sums[r][n] = fma(factor, columns[n], sums[r][n]);
     }
-  }
+  } while (++d < depth);
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
 #pragma GCC unroll 8
