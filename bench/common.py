@@ -1,4 +1,7 @@
-"""What the engine benchmarks share: the machine's name, a loaded engine, figures as text and JSON."""
+"""What the benchmarks share: the machine's name, a loaded engine, figures as text and JSON.
+
+Import it before anything that imports mlx: it loads the BLAS, for MLX's own products too.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,11 @@ from pomona.worker import blas
 
 BLAS = blas.load()  # before anything imports mlx
 
+import mlx.core as mx
 import numpy as np
 
+from pomona import _ops
+from pomona.cli.machine import cores, processor
 from pomona.link.messages import Sampling, Submit
 from pomona.models import resolve_model
 from pomona.worker.engine import Engine
@@ -26,25 +32,37 @@ from pomona.worker.model import LoadedModel, load
 from pomona.worker.service import make_engine
 
 GREEDY = Sampling(temperature=0.0)
+RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def machine() -> str:
     """Processor, cores that this process may use, system."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{model}, {cores} cores, {platform.system()} {platform.machine()}"
+    return f"{processor()}, {cores()} cores, {platform.system()} {platform.machine()}"
+
+
+def load_average() -> float:
+    """Of the last minute; work of others makes times meaningless."""
+    return round(os.getloadavg()[0], 2)
+
+
+LOAD_AT_START = load_average()
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--model", help="model folder (default: the embedded SmolLM2)")
-    parser.add_argument("--json", type=Path, help="write the raw values to this file")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", help="model folder or .gguf file (default: the embedded SmolLM2)")
+    parser.add_argument("--quick", action="store_true", help="a short run that only shows that all works")
+    raw = RESULTS / f"{Path(sys.argv[0]).stem}.json"
+    parser.add_argument(
+        "--json",
+        type=Path,
+        nargs="?",
+        const=raw,
+        metavar="FILE",
+        help="write the raw values to FILE (without FILE: bench/results/SCRIPT.json)",
+    )
     return parser
 
 
@@ -65,7 +83,8 @@ def engine(loaded: LoadedModel, options: WorkerOptions) -> Engine:
 
 def prompt(loaded: LoadedModel, tokens: int, seed: int) -> list[int]:
     high = min(loaded.vocab_size, 4000)
-    return np.random.default_rng(seed).integers(30, high, tokens).tolist()
+    ids: list[int] = np.random.default_rng(seed).integers(30, high, tokens).tolist()
+    return ids
 
 
 def request(row_id: int, tokens: list[int], max_tokens: int) -> Submit:
@@ -80,13 +99,30 @@ def spread(values: list[float]) -> str:
     return f"{statistics.median(values):.3g} ({min(values):.3g}..{max(values):.3g}, n={len(values)})"
 
 
+def head(title: str) -> dict[str, object]:
+    """What figures belong to."""
+    return {
+        "title": title,
+        "machine": machine(),
+        "mlx": mx.__version__,
+        "kernels": _ops.cpu_variant(),
+        "BLAS": BLAS,
+        "load average at the start": LOAD_AT_START,
+    }
+
+
 def report(title: str, figures: dict[str, object], json_file: Path | None) -> None:
-    print(f"\n# {title}\nmachine: {machine()}\nBLAS: {BLAS}")
-    for name, value in figures.items():
-        print(f"{name}: {value}")
+    """Print figures with what they belong to, and keep them."""
+    values = head(title) | figures
+    print(f"\n# {title}")
+    for name, value in values.items():
+        if name != "title":
+            print(f"{name}: {value}")
     sys.stdout.flush()
+    save(values, json_file)
+
+
+def save(values: dict[str, object], json_file: Path | None) -> None:
     if json_file:
         json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(
-            json.dumps({"title": title, "machine": machine(), "blas": BLAS, **figures}, indent=1)
-        )
+        json_file.write_text(json.dumps(values, indent=1) + "\n")

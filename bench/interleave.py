@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable
 
 import common
-from common import WorkerOptions
 
 from pomona._core import StepPlanner
+from pomona.config import WorkerOptions
 from pomona.link.messages import RowUpdate
 from pomona.worker.engine import Engine
 from pomona.worker.model import LoadedModel
+from steps import prefill_seconds
 
 WARM_TOKENS = 24
 MAX_STEPS = 1_000_000
@@ -54,28 +55,13 @@ def _gaps(engine: Engine, until: Callable[[RowUpdate, int], bool]) -> list[float
     raise RuntimeError("the benchmark did not end")
 
 
-def prefill_seconds(
-    loaded: LoadedModel, options: WorkerOptions, tokens: int, seed: int, planner: StepPlanner
-) -> float:
-    """Time to the first token of a prompt alone, with a planner that knows the rate."""
-    engine = common.engine(loaded, options)
-    engine.scheduler.planner = planner
-    engine.scheduler.submit(common.request(1, common.prompt(loaded, tokens, seed), 1))
-    started = time.perf_counter()
-    while engine.busy:
-        updates: list[RowUpdate] = engine.step()
-        if any(update.finish for update in updates):
-            break
-    seconds = time.perf_counter() - started
-    engine.settle()
-    return seconds
-
-
 def main() -> int:
     parser = common.arguments(__doc__)
-    parser.add_argument("--tokens", type=int, default=4000, help="length of the prefill")
-    parser.add_argument("--pairs", type=int, default=3, help="pairs of chunked and unchunked prefills")
+    parser.add_argument("--tokens", type=int, help="length of the prefill (4000)")
+    parser.add_argument("--pairs", type=int, help="pairs of chunked and unchunked prefills (5)")
     args = parser.parse_args()
+    args.tokens = args.tokens or (300 if args.quick else 4000)
+    args.pairs = args.pairs or (1 if args.quick else 5)
     folder = common.model_folder(args.model)
     loaded, options = common.load_model(folder, pool_tokens=2 * args.tokens + 4096)
     chunked = common.engine(loaded, options).scheduler.planner

@@ -1,226 +1,231 @@
-"""pomona beside mlx-lm's own server: the same model folder, one run, the servers by turns (A B C A B C ...).
+"""pomona over HTTP beside mlx-lm's own server and llama.cpp: the same weights, by turns (A B C A B C ...).
 
-Every round measures on each server: the time to the first token of a prompt never seen before, the same of
-a second turn, the decoding rate of one stream, and the rate of several streams together. mlx-lm runs
-as it is shipped, and once more with the OpenBLAS that pomona's worker loads. Only one server works at a time;
-the others are up and idle.
+Every round measures on each: the decoding rate of one stream, several streams together, the prefill of a
+prompt never seen before (its tokens over the time to the first visible text), and the first token of a second
+turn.
+mlx-lm's server runs with the BLAS that pomona's worker loads, and with --shipped once more as it is.
+llama.cpp runs through node-llama-cpp, without HTTP. Only one works at a time; the others are up and idle.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import random
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import common
-import httpx
 
-START_S = 300
-REQUEST_S = 600
-STOP_S = 60
-POMONA, SHIPPED, WITH_BLAS = "pomona", "mlx-lm", "mlx-lm + OpenBLAS"
-# Before mlx is imported, as in pomona's worker.
-LAUNCHER = "from pomona.worker import blas; blas.load(); from mlx_lm.server import main; main()"
+from pairs import Goal, spread, table
+from peers import (
+    LLAMA_CPP,
+    POMONA,
+    SHIPPED,
+    WITH_BLAS,
+    Answer,
+    HttpPeer,
+    Peer,
+    llama_cpp,
+    llama_problem,
+    serving,
+    user,
+)
+from pomona.cli.machine import cores
+from pomona.models.embedded import embedded_gguf
+from pomona.models.errors import ModelError
+
+TITLE = "pomona beside mlx-lm's server and llama.cpp"
 NOUNS = "time year people way day man thing woman life child world school state family student group country"
 LONG_TASK = "Tell a very long story about the number {number}."
+# What the chat template adds to a prompt, about; rates are by the tokens that the server counts.
+TEMPLATE_TOKENS = 30
+# Answer tokens where only the first counts.
+FEW_TOKENS = 8
 
-COLD, WARM, DECODE, TOGETHER = "first token, cold", "first token, second turn", "decode, 1 stream", "together"
-LOWER_IS_BETTER = (COLD, WARM)
+PREFILL, WARM, DECODE = "prefill", "second turn", "decode"
+TOGETHER, TOGETHER_DECODE = "together", "together, decode"
+LOWER_IS_BETTER = (WARM,)
+# (figure, engine to be compared with, that engine's figure, what is wanted)
+GOALS = [
+    (DECODE, WITH_BLAS, DECODE, Goal(15)),
+    (TOGETHER, WITH_BLAS, TOGETHER, Goal(60)),
+    (PREFILL, WITH_BLAS, PREFILL, Goal(60)),
+    (DECODE, LLAMA_CPP, DECODE, Goal(1.1)),
+    (TOGETHER, LLAMA_CPP, DECODE, Goal(2.5)),
+    (PREFILL, LLAMA_CPP, PREFILL, Goal(0.8)),
+]
 
-
-@dataclass
-class Peer:
-    name: str
-    url: str
-    figures: dict[str, list[float]] = field(default_factory=dict)
-    prompt_tokens: list[int] = field(default_factory=list)
-
-    def note(self, name: str, value: float) -> None:
-        self.figures.setdefault(name, []).append(value)
-
-
-@dataclass
-class Answer:
-    first_s: float
-    last_s: float
-    text: str
-    prompt_tokens: int
-    tokens: int
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second after the first."""
-        return (self.tokens - 1) / (self.last_s - self.first_s)
+Figures = dict[str, list[float]]
 
 
-# ---------------------------------------------------------------- servers
+# ---------------------------------------------------------------- one measurement on one engine
 
 
-@contextlib.contextmanager
-def running(name: str, folder: str, log: Path) -> Iterator[Peer]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    address = ["--host", "127.0.0.1", "--port", str(port)]
-    command = {
-        POMONA: ["-m", "pomona", "serve", folder, *address],
-        SHIPPED: ["-m", "mlx_lm", "server", "--model", folder, *address],
-        WITH_BLAS: ["-c", LAUNCHER, "--model", folder, *address],
-    }[name]
-    with log.open("w") as output:
-        process = subprocess.Popen([sys.executable, *command], stdout=output, stderr=output)
-        try:
-            peer = Peer(name, f"http://127.0.0.1:{port}")
-            await_answer(peer, process, log)
-            yield peer
-        finally:
-            process.terminate()
-            process.wait(STOP_S)
+def measure_prefill(peer: Peer, seed: int, args: argparse.Namespace) -> dict[str, float]:
+    prompt = unseen_prompt(seed, args.prompt_tokens - TEMPLATE_TOKENS)
+    if not isinstance(peer, HttpPeer):
+        return {PREFILL: peer.wave([prompt], FEW_TOKENS)[0].prefill_rate}
+    cold = peer.ask(user(prompt), FEW_TOKENS)
+    turns = [*user(prompt), {"role": "assistant", "content": cold.text}, *user("Go on.")]
+    return {PREFILL: cold.prefill_rate, WARM: peer.ask(turns, FEW_TOKENS).first_s}
 
 
-def await_answer(peer: Peer, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until the server has answered once, which also warms it up."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(httpx.HTTPError, RuntimeError):
-            ask(peer, [{"role": "user", "content": "Say hi."}], 4)
-            return
-        time.sleep(0.5)
-    raise RuntimeError(f"{peer.name} did not start:\n{log.read_text()[-2000:]}")
+def measure_decode(peer: Peer, seed: int, args: argparse.Namespace) -> dict[str, float]:
+    (answer,) = whole(peer, peer.wave([task(seed)], args.decode_tokens), args)
+    return {DECODE: answer.rate}
 
 
-def ask(peer: Peer, messages: list[dict[str, str]], max_tokens: int) -> Answer:
-    request = {
-        "model": "default" if peer.name == POMONA else "default_model",
-        "messages": messages,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
+def measure_together(peer: Peer, seed: int, args: argparse.Namespace) -> dict[str, float]:
+    """All tokens from the first request to the last token; and those after the first of each stream, from the
+    first token on."""
+    tasks = [task(seed + 1 + i) for i in range(args.streams)]
+    answers = whole(peer, peer.wave(tasks, args.decode_tokens), args)
+    end = max(answer.last for answer in answers)
+    tokens = sum(answer.tokens for answer in answers)
+    return {
+        TOGETHER: tokens / (end - min(answer.sent for answer in answers)),
+        TOGETHER_DECODE: (tokens - len(answers)) / (end - min(answer.first for answer in answers)),
     }
-    started = time.perf_counter()
-    first, last, text, usage = 0.0, 0.0, "", {}
-    url = f"{peer.url}/v1/chat/completions"
-    with httpx.stream("POST", url, json=request, timeout=REQUEST_S) as reply:
-        if reply.status_code != 200:
-            raise RuntimeError(f"{peer.name} answered {reply.status_code}")
-        for line in reply.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event: dict[str, Any] = json.loads(line.removeprefix("data: "))
-            usage = event.get("usage") or usage
-            if piece := "".join(choice["delta"].get("content") or "" for choice in event["choices"]):
-                last = time.perf_counter() - started
-                first = first or last
-                text += piece
-    return Answer(first, last, text, usage["prompt_tokens"], usage["completion_tokens"])
 
 
-# ---------------------------------------------------------------- one round on one server
+MEASUREMENTS: list[Callable[[Peer, int, argparse.Namespace], dict[str, float]]] = [
+    measure_decode,
+    measure_together,
+    measure_prefill,
+]
 
 
-def measure(peer: Peer, seed: int, args: argparse.Namespace) -> None:
-    turns = [{"role": "user", "content": unseen_prompt(seed, args.prompt_tokens)}]
-    cold = ask(peer, turns, args.answer_tokens)
-    peer.note(COLD, cold.first_s)
-    peer.prompt_tokens.append(cold.prompt_tokens)
-    turns += [{"role": "assistant", "content": cold.text}, {"role": "user", "content": "Go on."}]
-    peer.note(WARM, ask(peer, turns, args.answer_tokens).first_s)
-    peer.note(DECODE, ask(peer, task(seed), args.decode_tokens).rate)
-    started = time.perf_counter()
-    with ThreadPoolExecutor(args.streams) as pool:
-        tasks = [task(seed + 1 + i) for i in range(args.streams)]
-        answers = list(pool.map(lambda messages: ask(peer, messages, args.decode_tokens), tasks))
-    peer.note(TOGETHER, sum(answer.tokens for answer in answers) / (time.perf_counter() - started))
+def whole(peer: Peer, answers: list[Answer], args: argparse.Namespace) -> list[Answer]:
+    """The answers, unless one ended early: then fewer streams than we think would have run."""
+    shortest = min(answer.tokens for answer in answers)
+    if shortest < args.decode_tokens:
+        raise RuntimeError(f"{peer.name} ended an answer after {shortest} of {args.decode_tokens} tokens")
+    return answers
 
 
-def unseen_prompt(seed: int, tokens: int) -> str:
+def unseen_prompt(seed: int, words: int) -> str:
     choose = random.Random(seed)
-    return " ".join(choose.choice(NOUNS.split()) for _ in range(tokens))
+    return " ".join(choose.choice(NOUNS.split()) for _ in range(max(8, words)))
 
 
-def task(number: int) -> list[dict[str, str]]:
-    return [{"role": "user", "content": LONG_TASK.format(number=number)}]
+def task(number: int) -> str:
+    return LONG_TASK.format(number=number)
+
+
+# ---------------------------------------------------------------- rounds
+
+
+def run_rounds(peers: list[Peer], args: argparse.Namespace) -> dict[str, Figures]:
+    found: dict[str, Figures] = {peer.name: {} for peer in peers}
+    for round_ in range(args.rounds):
+        for measure in MEASUREMENTS:
+            for number, peer in enumerate(peers):
+                # A seed of its own for each engine and round: nobody has seen the prompt.
+                for name, value in measure(peer, 1000 * (round_ + 1) + 100 * number, args).items():
+                    found[peer.name].setdefault(name, []).append(value)
+                time.sleep(args.pause)
+        print(f"round {round_ + 1} of {args.rounds} done", file=sys.stderr, flush=True)
+    return found
+
+
+def start(stack: contextlib.ExitStack, folder: str, args: argparse.Namespace) -> list[Peer]:
+    logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    names = [POMONA, WITH_BLAS, *([SHIPPED] if args.shipped else [])]
+    peers: list[Peer] = [
+        stack.enter_context(serving(name, folder, logs / f"{i}.log")) for i, name in enumerate(names)
+    ]
+    gguf = args.gguf or _embedded()
+    problem = llama_problem(args.llamacpp, gguf)
+    if problem:
+        print(problem, file=sys.stderr)
+    else:
+        peers.append(stack.enter_context(llama_cpp(args.llamacpp, gguf, cores(), logs / "llama.log")))
+    return peers
+
+
+def _embedded() -> Path:
+    try:
+        return embedded_gguf()
+    except ModelError:
+        return Path("MODEL.gguf")
 
 
 # ---------------------------------------------------------------- the table
 
 
-def table(peers: list[Peer], args: argparse.Namespace) -> str:
+def figures_table(found: dict[str, Figures], args: argparse.Namespace) -> str:
     """Medians with their range; ratios are medians of the rounds' own, above 1 where pomona is better."""
-    others = peers[1:]
-    head = ["", *(peer.name for peer in peers), *(f"pomona : {peer.name}" for peer in others)]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    others = [name for name in found if name != POMONA]
+    lines = []
     for name, label in labels(args).items():
-        cells = [label, *(cell(peer.figures[name]) for peer in peers)]
-        cells += [f"{statistics.median(ratios(name, peers[0], other)):.2f} x" for other in others]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        cells = [spread(found[peer][name]) if name in found[peer] else "" for peer in found]
+        for other in others:
+            known = name in found[other]
+            cells.append(f"{statistics.median(ratios(found, name, other, name)):.2f} x" if known else "")
+        lines.append([label, *cells])
+    return table(["", *found, *(f"pomona : {other}" for other in others)], lines)
 
 
 def labels(args: argparse.Namespace) -> dict[str, str]:
+    streams = f"{args.streams} streams"
     return {
-        COLD: f"{COLD}, {args.prompt_tokens} words, s",
-        WARM: f"{WARM}, s",
-        DECODE: f"{DECODE}, tokens/s",
-        TOGETHER: f"{args.streams} streams {TOGETHER}, tokens/s",
+        DECODE: "decode, 1 stream, tokens/s",
+        TOGETHER: f"{streams}, all tokens over the whole time, tokens/s",
+        TOGETHER_DECODE: f"{streams}, decode, tokens/s",
+        PREFILL: f"prefill, {args.prompt_tokens} tokens, tokens/s",
+        WARM: "first token, second turn, s",
     }
 
 
-def cell(values: list[float]) -> str:
-    return f"{statistics.median(values):.3g} ({min(values):.3g}..{max(values):.3g})"
-
-
-def ratios(name: str, ours: Peer, other: Peer) -> list[float]:
-    pairs = zip(ours.figures[name], other.figures[name], strict=True)
+def ratios(found: dict[str, Figures], name: str, other: str, its: str) -> list[float]:
+    pairs = zip(found[POMONA][name], found[other][its], strict=True)
     return [theirs / own if name in LOWER_IS_BETTER else own / theirs for own, theirs in pairs]
+
+
+def goals(found: dict[str, Figures], args: argparse.Namespace) -> list[str]:
+    lines = []
+    for name, other, its, goal in GOALS:
+        if other in found:
+            over = ratios(found, name, other, its)
+            compared = other if its == name else f"{other}, {labels(args)[its]}"
+            verdict = goal.verdict(statistics.median(over))
+            lines.append(f"{labels(args)[name]}: {spread(over)} x {compared}; {verdict}")
+    return lines
 
 
 def main() -> int:
     parser = common.arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--prompt-tokens", type=int, default=64, help="words of the cold prompt")
-    parser.add_argument("--answer-tokens", type=int, default=8, help="before the second turn")
-    parser.add_argument("--decode-tokens", type=int, default=32, help="of an answer whose rate is measured")
-    parser.add_argument("--streams", type=int, default=4)
-    parser.add_argument("--without-blas", action="store_true", help="leave out mlx-lm with OpenBLAS")
+    parser.add_argument("--rounds", type=int, help="default: 5")
+    parser.add_argument("--prompt-tokens", type=int, help="of the prompt whose prefill is measured (512)")
+    parser.add_argument("--decode-tokens", type=int, help="of an answer whose rate is measured (64)")
+    parser.add_argument("--streams", type=int, help="answers at once (8)")
+    parser.add_argument("--pause", type=float, default=2.0, help="seconds between two measurements")
+    parser.add_argument("--shipped", action="store_true", help="also mlx-lm's server without OpenBLAS")
+    parser.add_argument("--llamacpp", type=Path, help="folder with node_modules/node-llama-cpp (3.21.1)")
+    parser.add_argument("--gguf", type=Path, help="model for llama.cpp (default: the embedded model's)")
     args = parser.parse_args()
+    sizes = (1, 64, 8, 2) if args.quick else (5, 512, 64, 8)
+    for name, size in zip(("rounds", "prompt_tokens", "decode_tokens", "streams"), sizes, strict=True):
+        setattr(args, name, getattr(args, name) or size)
     folder = common.model_folder(args.model)
-    names = [POMONA, SHIPPED] if args.without_blas else [POMONA, SHIPPED, WITH_BLAS]
     with contextlib.ExitStack() as stack:
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        peers = [
-            stack.enter_context(running(name, folder, logs / f"{number}.log"))
-            for number, name in enumerate(names)
-        ]
-        for round_ in range(args.rounds):
-            for number, peer in enumerate(peers):
-                # A seed of its own for each server and round: nobody has seen the prompt.
-                measure(peer, 1000 * (round_ + 1) + 100 * number, args)
-            print(f"round {round_ + 1} of {args.rounds} done", file=sys.stderr, flush=True)
-    common.report(
-        "pomona beside mlx-lm's server",
-        {
-            "model": Path(folder).name,
-            "rounds": args.rounds,
-            "prompt tokens with the template": statistics.median(peers[0].prompt_tokens),
-            "tokens per answer": args.decode_tokens,
-            "figures": {peer.name: peer.figures for peer in peers},
-        },
-        args.json,
-    )
-    print(f"\nMedian (lowest..highest) of {args.rounds} rounds:\n\n{table(peers, args)}")
+        found = run_rounds(start(stack, folder, args), args)
+    settings = {
+        "model": Path(folder).name,
+        "rounds": args.rounds,
+        "tokens of the prefill": args.prompt_tokens,
+        "tokens per answer": args.decode_tokens,
+        "streams together": args.streams,
+    }
+    common.report(TITLE, settings, None)
+    print(f"\nMedian (lowest..highest) of {args.rounds} rounds:\n\n{figures_table(found, args)}\n")
+    print("\n".join(goals(found, args)))
+    common.save(common.head(TITLE) | settings | {"figures": found}, args.json)
     return 0
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 
 import common
-from common import WorkerOptions
 from msgspec import structs
 
+from pomona.config import WorkerOptions
 from pomona.worker.model import LoadedModel, load
 
 ANSWER_TOKENS = 8
@@ -31,9 +31,10 @@ def run(loaded: LoadedModel, options: WorkerOptions, prompt: list[int], rows: in
 
 def main() -> int:
     parser = common.arguments(__doc__)
-    parser.add_argument("--tokens", type=int, default=2000, help="length of the shared prefix")
+    parser.add_argument("--tokens", type=int, help="length of the shared prefix (2000)")
     parser.add_argument("--rows", type=int, default=8)
     args = parser.parse_args()
+    args.tokens = args.tokens or (200 if args.quick else 2000)
     folder = common.model_folder(args.model)
     figures: dict[str, object] = {"model": folder.rsplit("/", 1)[-1]}
     for block_size in (16, 32, 64):

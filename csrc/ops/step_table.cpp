@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/cpu/rows.h"
+
 namespace pomona::ops {
 namespace {
 
@@ -65,6 +67,20 @@ StepTable::StepTable(int block_size, std::span<const int32_t> tables, int64_t wi
     if (copies[i] < 0) refuse("copies[", i / 2, "] has a negative block: ", copies[i]);
     blocks_needed_ = std::max<int64_t>(blocks_needed_, copies[i] + int64_t{1});
   }
+}
+
+const float* StepTable::angles(std::span<const float> frequencies) const {
+  std::lock_guard lock(angles_mutex_);
+  for (const Angles& known : angles_) {
+    if (std::ranges::equal(known.frequencies, frequencies)) return known.values.data();
+  }
+  std::vector<int32_t> positions(visible_);
+  for (int32_t& p : positions) p = std::max(p - 1, 0);
+  Angles& made = angles_.emplace_back();
+  made.frequencies.assign(frequencies.begin(), frequencies.end());
+  made.values.resize(positions.size() * 2 * frequencies.size());
+  kernels::fill_angles(positions, frequencies, made.values.data());
+  return made.values.data();
 }
 
 }  // namespace pomona::ops

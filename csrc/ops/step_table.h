@@ -1,10 +1,13 @@
 // Where each token row of one model call writes and what it sees; shared by all layers.
 //
-// Ownership: holds copies. Immutable once made, so primitives on any thread may read one.
+// Ownership: holds copies. Immutable once made (what is computed on demand is guarded), so
+// primitives on any thread may read one.
 
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -40,10 +43,21 @@ class StepTable {
     return {tables_.data(), width_, sequence_.data(), visible_.data(), tokens()};
   }
 
+  // Cosines and sines of each token row's position (its `visible` - 1) times the frequencies, [T, 2
+  // * frequencies] as in fill_angles. Made once for equal frequencies: the layers of a step share
+  // them.
+  const float* angles(std::span<const float> frequencies) const;
+
  private:
   int block_size_;
   int64_t width_, sequences_ = 0, blocks_needed_ = 0;
   std::vector<int32_t> tables_, sequence_, visible_, slots_, copies_;
+
+  struct Angles {
+    std::vector<float> frequencies, values;
+  };
+  mutable std::mutex angles_mutex_;
+  mutable std::deque<Angles> angles_;  // grows without moving what it holds
 };
 
 }  // namespace pomona::ops

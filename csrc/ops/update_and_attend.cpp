@@ -3,9 +3,9 @@
 #include <stdexcept>
 #include <utility>
 
+#include "kernels/cpu/variant.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/utils.h"
-#include "kernels/cpu/variant.h"
 #include "ops/require.h"
 
 namespace pomona::ops {

@@ -3,6 +3,9 @@
 Must be called on the thread that does all MLX work.
 """
 
+from collections.abc import Sequence
+from typing import Final
+
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +68,20 @@ class StepTable:
         slots: Int32Array,
         copies: Int32Array,
     ) -> None: ...
+    @staticmethod
+    def of_rows(
+        block_size: int,
+        blocks: Sequence[Int32Array],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        copies: Int32Array,
+    ) -> StepTable:
+        """The table of a step that runs tokens [start, start + count) of each row: all of them see what comes
+        before them in their row and themselves, and write into the block of their position.
+
+        blocks: each row's block table. The token rows of one row follow each other, in the rows' order.
+        Raises ValueError like the constructor, and when a table is too short.
+        """
 
 def update_and_attend(
     q: mx.array,
@@ -91,6 +108,187 @@ def update_and_gather(x: mx.array, slab: Slab, values: bool, table: StepTable) -
     """Write x [1, H, L, D] into K (or V) of the slab, then return that row's history as dense
     [1, H, visible of the last token row, D]. One sequence only (the gathered reader).
     Block copies of the table are made for the written half (K or V) only.
+    """
+
+class DrawRule:
+    """How one row's tokens are drawn from its logits: temperature (below 1e-5: the likeliest token), then
+    top_k (0: all), top_p, min_p. top_k and top_p keep every token that ties with the last one kept. The seed
+    fixes the row's random numbers. Immutable.
+    """
+
+    def __init__(
+        self, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0
+    ) -> None: ...
+    temperature: Final[float]
+    top_k: Final[int]
+    top_p: Final[float]
+    min_p: Final[float]
+    seed: Final[int]
+
+def choose(logits: mx.array, rules: Sequence[DrawRule], indices: Sequence[int]) -> mx.array:
+    """A token int32 [W] for each row of logits [W, V] in float32, bfloat16 or float16; -1 where a row holds
+    NaN, +inf or nothing but -inf.
+
+    indices: how many tokens each row has drawn before. float32 inside. A row's token depends on its own
+    logits, rule and index alone: splitmix64 over seed and index gives two numbers, the first chooses a block
+    of 128 tokens by its probability, the second a token in it.
+    """
+
+class Weights:
+    """A weight matrix as mlx.nn keeps it, for the products below: dense [rows, depth] in float32, bfloat16
+    or float16, or packed by mx.quantize (affine with 2, 3, 4, 5, 6 or 8 bits; mxfp4, mxfp8, nvfp4). With a
+    leading axis [experts, rows, depth] it is a stack of matrices (mlx-lm's switch layers).
+
+    Holds the arrays, which must have been evaluated, and copies nothing. Raises ValueError when shapes and
+    dtypes do not fit each other.
+
+    bias: [rows], or [experts, rows].
+    """
+
+    def __init__(
+        self,
+        weight: mx.array,
+        scales: mx.array | None = None,
+        biases: mx.array | None = None,
+        bias: mx.array | None = None,
+        group_size: int = 0,
+        bits: int = 0,
+        mode: str = "affine",
+    ) -> None: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def experts(self) -> int:
+        """0 for a single matrix."""
+    def part(self, first: int, count: int) -> Weights:
+        """Rows [first, first + count): one matrix of several that are stored as one."""
+
+def linear(x: mx.array, weights: Weights) -> mx.array:
+    """x [..., depth] times the transposed matrix, plus its bias: [..., rows] in x's dtype.
+
+    Sums are float32 in one order per element, whatever the number of rows of x or threads.
+    """
+
+def embed(ids: mx.array, weights: Weights) -> mx.array:
+    """Rows of the matrix by int32 or uint32 ids [...]: [..., depth] in the dtype of its values or scales
+    (float32 for the mx formats). An id outside the matrix gives NaN.
+    """
+
+class Norm:
+    """Root mean square norm over the last axis: x / sqrt(mean(x^2) + eps) * weight. weight None: ones."""
+
+    def __init__(self, weight: mx.array | None, eps: float) -> None: ...
+
+def rms_norm(x: mx.array, norm: Norm) -> mx.array:
+    """The norm of x [..., dim] in x's dtype; float32 inside."""
+
+class Rope:
+    """Rotary positions: pairs of the first 2 * len(frequencies) values of a head are turned by
+    position * frequency. traditional: pairs are neighbours, else a half apart. scale multiplies the turned
+    values first (YaRN and longrope attention factors).
+    """
+
+    def __init__(self, frequencies: mx.array, traditional: bool = False, scale: float = 1.0) -> None: ...
+
+def rope(x: mx.array, rope: Rope, offset: int | mx.array) -> mx.array:
+    """x [B, H, L, D] turned by positions offset[b] + l (offset: an int, or int32 [B])."""
+
+class Attention:
+    """Weights of one attention block: projections, optional norms of each head's q and k, rope, output.
+
+    q: [heads * head_dim, hidden]; k, v: [kv_heads * head_dim, hidden]; o: [hidden, heads * head_dim].
+    sinks: [heads] logits that join the softmax without a value.
+    """
+
+    def __init__(
+        self,
+        q: Weights,
+        k: Weights,
+        v: Weights,
+        o: Weights,
+        heads: int,
+        kv_heads: int,
+        scale: float,
+        rope: Rope | None = None,
+        q_norm: Norm | None = None,
+        k_norm: Norm | None = None,
+        sinks: mx.array | None = None,
+    ) -> None: ...
+
+class GatedMlp:
+    """down(activation(gate(x)) * up(x)); with gate None down(activation(up(x))).
+
+    activation: "silu", "gelu" (erf), "gelu_tanh", "relu2" (squared) or "swiglu_oai" (gpt-oss: clipped gate
+    and up, sigmoid of 1.702 gate, up + 1).
+    """
+
+    def __init__(self, gate: Weights | None, up: Weights, down: Weights, activation: str) -> None: ...
+
+class Experts:
+    """A GatedMlp over stacks of matrices, one per expert."""
+
+    def __init__(self, gate: Weights, up: Weights, down: Weights, activation: str) -> None: ...
+
+class ExpertMlp:
+    """`top_k` experts for each token, chosen and weighted by a router.
+
+    scoring: "softmax" (over all experts, then the top), "topk_softmax" (over the top logits) or "sigmoid".
+    normalise: the weights of the top are divided by their sum. The experts' results are added in order of
+    the experts' ids. shared: an MLP for every token, times sigmoid(shared_gate(x)) where there is a gate.
+    """
+
+    def __init__(
+        self,
+        router: Weights,
+        experts: Experts,
+        top_k: int,
+        scoring: str,
+        normalise: bool = False,
+        shared: GatedMlp | None = None,
+        shared_gate: Weights | None = None,
+    ) -> None: ...
+
+class DecoderLayer:
+    """h = x + after_attention(attention(before_attention(x))); h + after_mlp(mlp(before_mlp(h))).
+
+    Norms that are None do nothing. residual_scale multiplies what is added to x and to h.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        mlp: GatedMlp | ExpertMlp,
+        before_attention: Norm | None,
+        before_mlp: Norm | None,
+        after_attention: Norm | None = None,
+        after_mlp: Norm | None = None,
+        residual_scale: float = 1.0,
+    ) -> None: ...
+
+def decoder_layer(
+    x: mx.array, layer: DecoderLayer, slab: Slab, table: StepTable, window: int = 0
+) -> mx.array:
+    """The layer over x [B, L, hidden] in one node, T = B * L token rows as the table says; K and V are
+    written into the slab and attended as in `update_and_attend`. A token row's position is its `visible` - 1.
+    Returns x's shape and dtype; float32 inside. A row's bits depend on its own history alone.
+    """
+
+def attention_block(
+    x: mx.array, attention: Attention, slab: Slab, table: StepTable, window: int = 0
+) -> mx.array:
+    """Only the attention block, without norm and residual: [B, L, hidden] to [B, L, hidden]."""
+
+def gated_mlp(x: mx.array, mlp: GatedMlp) -> mx.array:
+    """x [..., hidden] to [..., hidden]."""
+
+def expert_mlp(x: mx.array, mlp: ExpertMlp) -> mx.array:
+    """x [..., hidden] to [..., hidden]."""
+
+def switch_glu(x: mx.array, experts: Experts, indices: mx.array) -> mx.array:
+    """Each row of x [..., hidden] through the experts that indices [..., k] (int32 or uint32) name:
+    [..., k, hidden] in x's dtype, as mlx-lm's SwitchGLU.
     """
 
 class Moment:

@@ -56,7 +56,8 @@ def _first(at_start: dict[str, int]) -> None:
 
 def body(text: str, **fields: Any) -> dict[str, Any]:
     message = {"role": "user", "content": text}
-    return {"model": "default", "temperature": 0, "max_tokens": 16, "messages": [message]} | fields
+    request = {"model": "default", "temperature": 0, "max_tokens": 16, "ignore_eos": True}
+    return request | {"messages": [message]} | fields
 
 
 def ask(server: Server, text: str, **fields: Any) -> httpx.Response:

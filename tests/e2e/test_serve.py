@@ -98,6 +98,7 @@ def test_a_disconnect_frees_the_blocks(server: Server, phase: str) -> None:
     body = GREEDY | {
         "stream": True,
         "max_tokens": 12_000,
+        "ignore_eos": True,
         "messages": messages(phase + " many words here" * (1500 if phase == "prefill" else 5)),
     }
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as reply:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,15 +138,9 @@ def test_a_worker_that_is_lost(start_server: StartServer) -> None:
 
 
 class FakeStream(RowStream):
-    def __init__(self, updates: list[RowUpdate]) -> None:
-        self._updates = iter(updates)
+    def __init__(self) -> None:
+        super().__init__(cast(Any, None), 1)
         self.closed = False
-
-    async def __anext__(self) -> RowUpdate:
-        update = next(self._updates, None)
-        if update is None:
-            raise WorkerLostError("gone")
-        return update
 
     def close(self) -> None:
         self.closed = True
@@ -172,25 +165,21 @@ class FakeWorker:
 def test_times_are_those_of_the_row() -> None:
     now = 100.0
     metrics = Metrics("m", clock=lambda: now)
-    stream = FakeStream(
-        [
-            RowUpdate(1, prompt_done=4, cached_tokens=2),
-            RowUpdate(1, tokens=[5]),
-            RowUpdate(1, tokens=[6, 7]),
-            RowUpdate(1, finish=FinishReason.STOP),
-        ]
-    )
+    stream, heard = FakeStream(), []
     worker = metrics.watch(cast(Worker, FakeWorker(stream)))
     row = worker.submit(Submit(1, Submit.pack([1, 2, 3, 4]), Sampling(), 9, []))
-
-    async def run() -> None:
-        nonlocal now
-        for wait_s in (3.0, 4.0, 1.0, 1.0):
-            now += wait_s
-            await anext(row)
-
-    asyncio.run(run())
+    row.listen(heard.append)
+    updates = [
+        RowUpdate(1, prompt_done=4, cached_tokens=2),
+        RowUpdate(1, tokens=[5]),
+        RowUpdate(1, tokens=[6, 7]),
+        RowUpdate(1, finish=FinishReason.STOP),
+    ]
+    for wait_s, update in zip((3.0, 4.0, 1.0, 1.0), updates, strict=True):
+        now += wait_s
+        stream.put(update)
     row.close()
+    assert heard == updates
     counted = samples(metrics.render().decode())
     assert counted["pomona_queue_seconds_sum"] == 3.0
     assert counted["pomona_time_to_first_token_seconds_sum"] == 7.0
@@ -209,20 +198,18 @@ def test_times_are_those_of_the_row() -> None:
 @pytest.mark.parametrize("closing", [False, True])
 def test_a_server_that_is_shutting_down_is_not_ready(closing: bool) -> None:
     metrics = Metrics("m")
-    metrics.watch(cast(Worker, FakeWorker(FakeStream([]), ready=True)), closing=lambda: closing)
+    metrics.watch(cast(Worker, FakeWorker(FakeStream(), ready=True)), closing=lambda: closing)
     assert samples(metrics.render().decode())["pomona_ready"] == (not closing)
 
 
 def test_a_lost_row_ends_once() -> None:
     metrics = Metrics("m")
-    row = metrics.watch(cast(Worker, FakeWorker(FakeStream([])))).submit(Submit(1, b"", Sampling(), 9, []))
-
-    async def run() -> None:
-        with pytest.raises(WorkerLostError):
-            await anext(row)
-
-    asyncio.run(run())
+    stream, heard = FakeStream(), []
+    row = metrics.watch(cast(Worker, FakeWorker(stream))).submit(Submit(1, b"", Sampling(), 9, []))
+    row.listen(heard.append)
+    stream.put(WorkerLostError("gone"))
     row.close()
+    assert [str(item) for item in heard] == ["gone"]
     counted = samples(metrics.render().decode())
     assert counted["pomona_rows_ended_total{finish=lost}"] == 1
     assert "pomona_rows_ended_total{finish=closed}" not in counted

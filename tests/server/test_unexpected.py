@@ -16,7 +16,7 @@ from tests.server.scripted_worker import INFO
 
 from pomona.config import ServeSettings, WorkerOptions
 from pomona.link.client import RowStream
-from pomona.link.messages import RowUpdate, Submit
+from pomona.link.messages import Submit
 from pomona.link.supervisor import Health, Supervisor
 from pomona.server.app import create_app
 from pomona.server.services import Services
@@ -29,9 +29,7 @@ Sanic.test_mode = True
 class BrokenStream(RowStream):
     def __init__(self) -> None:
         super().__init__(cast(Any, None), 1)
-
-    async def __anext__(self) -> RowUpdate:
-        raise RuntimeError("broken in mid-stream")
+        self.put(cast(Any, RuntimeError("broken in mid-stream")))
 
     def close(self) -> None:
         pass

@@ -56,8 +56,8 @@ class Answer:
 class ModelUnderTest:
     """One tiny model with our engine and the oracle; `engine()` makes a fresh pool each time."""
 
-    def __init__(self, folder: Path, reader: str = "auto") -> None:
-        self.loaded: LoadedModel = load(WorkerOptions(model=str(folder), pool_tokens=4096, reader=reader))
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.loaded: LoadedModel = load(WorkerOptions(model=str(folder), pool_tokens=4096, **options))
         seam.install()
         self.stock, _ = load_model(folder)
         self._oracle: dict[tuple[int, ...], tuple[int, mx.array]] = {}

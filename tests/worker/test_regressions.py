@@ -45,7 +45,7 @@ def test_a_parked_row_does_not_count_its_own_past_as_cached(subject: ModelUnderT
 
 def test_nobody_waits_for_a_prefix_that_cannot_be_shared(tiny_model: Callable[[str], Path]) -> None:
     """mlx-lm's own caches are never shared: equal prompts start side by side."""
-    stock = ModelUnderTest(tiny_model("llama"), "stock")
+    stock = ModelUnderTest(tiny_model("llama"), reader="stock")
     engine = stock.engine(chunk=16)
     prompt = stock.prompt(100, seed=1)
     for i in range(3):
@@ -114,7 +114,7 @@ def test_a_row_that_always_fails_in_sampling_ends_alone(
     subject: ModelUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail_seed_13(logits: mx.array, draws: list[Draw]) -> mx.array:
-        if any(draw.sampling.seed == 13 for draw in draws):
+        if any(draw.rule.seed == 13 for draw in draws):
             raise ValueError("sampling")
         return sample(logits, draws)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pomona.link.messages import Sampling
-from pomona.worker.sampler import FAILED, Draw, sample
+from pomona.worker.sampler import FAILED, Draw, rule_of, sample
 
 VOCAB = 50
 
@@ -15,7 +15,7 @@ def logits(seed: int, rows: int = 1) -> mx.array:
 
 
 def draw(index: int = 0, **changes: float) -> Draw:
-    return Draw(Sampling(**{"temperature": 0.0, **changes}), index)  # type: ignore[arg-type]
+    return Draw(rule_of(Sampling(**{"temperature": 0.0, **changes})), index)  # type: ignore[arg-type]
 
 
 def test_greedy_takes_the_largest() -> None:

@@ -14,7 +14,7 @@ from tests.worker.sampling_oracle import acceptable, distribution, shaped
 
 from pomona.link.messages import Sampling
 from pomona.worker.penalties import make_shaper, shape_rows
-from pomona.worker.sampler import FAILED, Draw, problem_with, sample
+from pomona.worker.sampler import FAILED, GREEDY, Draw, problem_with, rule_of, sample
 
 VOCAB = 300
 
@@ -52,11 +52,12 @@ class Case:
     def draw(self) -> Draw:
         ids = np.array(self.prompt, np.int32)
         shaper = make_shaper(self.sampling, frozenset(self.stop_ids), ids, VOCAB)
+        rule = rule_of(self.sampling)
         if shaper is None:
-            return Draw(self.sampling, len(self.answer))
+            return Draw(rule, len(self.answer))
         unread = mx.array(self.answer[self.known :], mx.int32) if self.known < len(self.answer) else None
         answer = np.array(self.answer[: self.known], np.int32)
-        return Draw(self.sampling, len(self.answer), partial(shaper.apply, answer=answer, unread=unread))
+        return Draw(rule, len(self.answer), partial(shaper.apply, answer=answer, unread=unread))
 
     def expected(self) -> np.ndarray:
         return shaped(self.logits, self.sampling, self.prompt, self.answer, self.stop_ids)
@@ -120,7 +121,7 @@ def test_frequencies_follow_the_distribution(fields: dict[str, Any]) -> None:
     case = Case(4, Sampling(**fields))
     draw = case.draw()
     logits, _ = shape_rows(mx.array(case.logits[None]), [draw.shape])
-    draws = [Draw(Sampling(**fields, seed=77), i) for i in range(count)]
+    draws = [Draw(rule_of(Sampling(**fields, seed=77)), i) for i in range(count)]
     tokens = np.array(sample(mx.broadcast_to(logits, (count, VOCAB)), draws))
     expected = distribution(case.expected(), case.sampling)
     expected /= expected.sum()
@@ -134,7 +135,7 @@ def test_a_flat_vocabulary_is_drawn_evenly() -> None:
     """Small probabilities over a large vocabulary are not lost in float32."""
     size, count = 100_000, 300
     logits = mx.broadcast_to(mx.zeros((1, size)), (count, size))
-    tokens = np.array(sample(logits, [Draw(Sampling(seed=5), i) for i in range(count)]))
+    tokens = np.array(sample(logits, [Draw(rule_of(Sampling(seed=5)), i) for i in range(count)]))
     quarters = np.bincount(tokens // (size // 4), minlength=4)
     assert quarters.sum() == count
     assert quarters.min() > 50
@@ -185,16 +186,14 @@ def test_a_shape_that_fails_is_that_rows_error() -> None:
     out, errors = shape_rows(logits, [None, broken, None])
     assert [str(errors[i]) for i in errors] == ["broken"]
     assert list(errors) == [1]
-    assert (
-        sample(out, [Draw(Sampling(temperature=0.0), 0)] * 3).tolist() == mx.argmax(logits, axis=-1).tolist()
-    )
+    assert sample(out, [Draw(GREEDY, 0)] * 3).tolist() == mx.argmax(logits, axis=-1).tolist()
 
 
 def test_a_row_without_any_token_left_fails_alone() -> None:
     values = np.stack([Case(i, Sampling()).logits for i in range(2)])
     values[0] = -np.inf
     for sampling in (Sampling(temperature=0.0), Sampling(), Sampling(top_p=0.5, top_k=3, min_p=0.1)):
-        tokens = sample(mx.array(values), [Draw(sampling, 0)] * 2).tolist()
+        tokens = sample(mx.array(values), [Draw(rule_of(sampling), 0)] * 2).tolist()
         assert tokens[0] == FAILED
         assert tokens[1] >= 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -159,12 +160,15 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch(subject: ModelUnderTe
     assert run(subject.engine(), [submission(1, prompt, 24, sampling=other)])[1].tokens != alone
 
 
-def test_not_a_number_ends_only_its_row(tiny_model: Callable[[str], Path]) -> None:
+def test_not_a_number_ends_only_its_row(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     """Token 450's embedding is NaN (the head is not tied to it): only the row that holds it fails."""
-    subject = ModelUnderTest(tiny_model("gpt_oss"))
-    embedding = subject.loaded.model.model.embed_tokens
-    poisoned = mx.arange(embedding.weight.shape[0])[:, None] == 450
-    embedding.weight = mx.where(poisoned, mx.nan, embedding.weight)
+    poisoned = shutil.copytree(tiny_model("gpt_oss"), tmp_path / "poisoned")
+    weights = mx.load(str(poisoned / "model.safetensors"))
+    embedding = weights["model.embed_tokens.weight"]
+    rows = mx.arange(embedding.shape[0])[:, None]
+    weights["model.embed_tokens.weight"] = mx.where(rows == 450, mx.nan, embedding)
+    mx.save_safetensors(str(poisoned / "model.safetensors"), weights, metadata={"format": "mlx"})
+    subject = ModelUnderTest(poisoned)
     good = [subject.prompt(30, seed=8), subject.prompt(70, seed=10)]
     bad = [*subject.prompt(20, seed=9), 450]
     requests = [submission(0, good[0], 10), submission(1, bad, 10), submission(2, good[1], 10)]

@@ -170,9 +170,19 @@ inline void store(Half* to, Lanes x) {
 // Fewer than kLanes values; the other lanes are zero.
 template <typename T>
 inline Lanes load_part(const T* from, int64_t count) {
+#if defined(__AVX512F__)
+  const uint32_t mask = (1u << count) - 1;
+  if constexpr (sizeof(T) == 4) {
+    return _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), from);
+  } else {
+    const __m256i shorts = _mm256_maskz_loadu_epi16(static_cast<__mmask16>(mask), from);
+    return load(reinterpret_cast<const T*>(&shorts));
+  }
+#else
   T values[kLanes] = {};
   __builtin_memcpy(values, from, count * sizeof(T));
   return load(values);
+#endif
 }
 
 template <typename T>

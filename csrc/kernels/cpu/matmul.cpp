@@ -16,9 +16,7 @@ int64_t even_tile_rows(int64_t rows, int64_t most) {
 }  // namespace
 
 PackedLayout::PackedLayout(int64_t rows, int64_t depth)
-    : rows_(rows),
-      depth_(depth),
-      tile_rows_(even_tile_rows(rows, kernels().matmul.tile_rows)) {}
+    : rows_(rows), depth_(depth), tile_rows_(even_tile_rows(rows, kernels().matmul.tile_rows)) {}
 
 void pack_tile(const PackedLayout& layout, int64_t tile, const float* rows, int64_t stride,
                float* packed) {
@@ -33,7 +31,8 @@ void pack_tile(const PackedLayout& layout, int64_t tile, const float* rows, int6
 void multiply(const PackedLayout& layout, const float* packed, std::span<const Unit> units,
               float* out) {
   alignas(64) thread_local float scratch[kMatmulScratch];
-  kernels().matmul.multiply(layout, packed, units, scratch, out);
+  kernels().matmul.multiply(layout, packed, units.data(), static_cast<int64_t>(units.size()),
+                            scratch, out);
 }
 
 void decode_row(const Weights& w, int64_t row, float* out) {

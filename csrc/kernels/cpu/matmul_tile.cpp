@@ -2,17 +2,15 @@
 //
 // Lanes are output columns: a square of weight words is transposed in registers, so that a vector
 // holds one word of each of kLanes weight rows, and its codes become kLanes weights of one depth.
-// Few rows of activations are multiplied as the weights are unpacked; for more, a panel of kSumBlock
-// unpacked depths is shared by all. Either way an element is the same chain of additions.
+// Few rows of activations are multiplied as the weights are unpacked; for more, a panel of
+// kSumBlock unpacked depths is shared by all. Either way an element is the same chain of additions.
 
 #include "kernels/cpu/matmul_tile.h"
 
-#include "kernels/cpu/lanes.h"
+#include "kernels/cpu/unpack.h"
 
 namespace pomona::kernels {
 namespace {
-
-#define INLINE inline __attribute__((always_inline))
 
 constexpr int kUnitVectors = kUnit / kLanes;
 
@@ -28,351 +26,18 @@ constexpr int kPanelRows = 6, kPanelVectors = 2;
 #endif
 static_assert(kUnitVectors % kPanelVectors == 0);
 
-// Up to this many rows the weights are used as they are unpacked.
-constexpr int kFewRows = 4;
-
-// Vectors that are unpacked side by side then: enough independent sums to hide the latency of one.
-constexpr int kFewVectors = 4;
-static_assert(kUnitVectors % 2 == 0);
-
-// kLanes rows of a matrix from `first` on; past the last row it is repeated.
-struct RowGroup {
-  const Weights* w;
-  int64_t first;
-  int64_t last;  // greatest index within the group
-
-  RowGroup() = default;
-  RowGroup(const Weights& weights, int64_t first_row)
-      : w(&weights),
-        first(first_row < weights.rows ? first_row : weights.rows - 1),
-        last(weights.rows - 1 - first < kLanes - 1 ? weights.rows - 1 - first : kLanes - 1) {}
-
-  INLINE int64_t row(int64_t i) const { return first + (i < last ? i : last); }
-};
-
-// ------------------------------------------------------------------ formats
-//
-// A format says how a raw 32-bit lane becomes kCodes values of consecutive depths, and whether they
-// are scaled by groups.
-
-template <typename T>
-struct Dense {
-  static constexpr int kCodes = 1;
-  static constexpr bool kGrouped = false;
-  using Raw = Lanes;
-  static constexpr int64_t kRawBytes = sizeof(T);
-
-  static INLINE Raw load_raw(const char* from, int64_t count) {
-    return count >= kLanes ? load(reinterpret_cast<const T*>(from))
-                           : load_part(reinterpret_cast<const T*>(from), count);
-  }
-  static INLINE Lanes value(Raw raw, int) { return raw; }
-};
-
-// Words of packed codes. Transposed as float lanes: only their bits are moved.
-struct Packed {
-  static constexpr bool kGrouped = true;
-  using Raw = Lanes;
-  static constexpr int64_t kRawBytes = 4;
-
-  static INLINE Raw load_raw(const char* from, int64_t count) {
-    return count >= kLanes ? load(reinterpret_cast<const float*>(from))
-                           : load_part(reinterpret_cast<const float*>(from), count);
-  }
-};
-
+// Up to this many rows the weights are used as they are unpacked: as many sums of two vectors as
+// the registers hold beside them.
 #if defined(__AVX512F__)
-INLINE Lanes look_up(WordLanes index, const float (&table)[16]) {
-  return _mm512_permutexvar_ps(bits_of<__m512i>(index), _mm512_loadu_ps(table));
-}
-#endif
-
-template <int Bits>
-struct Affine : Packed {
-  static constexpr int kCodes = 32 / Bits;
-  static constexpr bool kBiased = true;
-
-  static INLINE Lanes value(Raw raw, int code) {
-    const WordLanes shifted = bits_of<WordLanes>(raw) >> (Bits * code);
-#if defined(__AVX512F__)
-    if constexpr (Bits == 4) {
-      static constexpr float kTable[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-      return look_up(shifted, kTable);
-    }
-#endif
-    return __builtin_convertvector(bits_of<IntLanes>(shifted & ((1u << Bits) - 1)), Lanes);
-  }
-};
-
-// FP4 E2M1.
-constexpr float kFp4[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                            -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-
-struct Fp4 : Packed {
-  static constexpr int kCodes = 8;
-  static constexpr bool kBiased = false;
-
-  static INLINE Lanes value(Raw raw, int code) {
-    const WordLanes shifted = bits_of<WordLanes>(raw) >> (4 * code);
-#if defined(__AVX512F__)
-    return look_up(shifted, kFp4);
+constexpr int kFewRows = 8;
 #else
-    // Twice the value is the code's last bit beside its leading one, moved by the exponent.
-    const WordLanes magnitude = shifted & 7, exponent = magnitude >> 1;
-    const IntLanes normal = bits_of<IntLanes>(exponent != 0);
-    const WordLanes doubled =
-        (magnitude & 1 & ~bits_of<WordLanes>(normal)) |
-        (((2 | (magnitude & 1)) << ((exponent - 1) & 3)) & bits_of<WordLanes>(normal));
-    const Lanes half = broadcast(0.5f) * __builtin_convertvector(bits_of<IntLanes>(doubled), Lanes);
-    return bits_of<Lanes>(bits_of<WordLanes>(half) | ((shifted & 8) << 28));
+constexpr int kFewRows = 4;
 #endif
-  }
-};
 
-// FP8 E4M3 in the exponent and mantissa fields of a float that is 2^120 too small.
-INLINE Lanes decode_e4m3(WordLanes code) {
-  const Lanes magnitude = bits_of<Lanes>((code & 0x7f) << 20) * broadcast(0x1p120f);
-  return bits_of<Lanes>(bits_of<WordLanes>(magnitude) | ((code & 0x80) << 24));
-}
-
-struct Fp8 : Packed {
-  static constexpr int kCodes = 4;
-  static constexpr bool kBiased = false;
-
-  static INLINE Lanes value(Raw raw, int code) {
-    return decode_e4m3(bits_of<WordLanes>(raw) >> (8 * code) & 0xff);
-  }
-};
-
-// ------------------------------------------------------------------ scales
-
-constexpr int kMaxGroups = kSumBlock / 16;
-
-// Scales and biases of kLanes rows for the groups of one block.
-struct GroupTable {
-  Lanes scale[kMaxGroups + kLanes], bias[kMaxGroups + kLanes];
-};
-
-INLINE Lanes load_scales(const Weights& w, int64_t at, int64_t count) {
-  switch (w.code) {
-    case Code::kMxfp4:
-    case Code::kMxfp8: {
-      IntLanes bytes = {};
-      for (int i = 0; i < count; i++) bytes[i] = static_cast<const uint8_t*>(w.scales)[at + i];
-      // E8M0: the exponent of a power of two; 0 is the subnormal 2^-127.
-      const IntLanes zero = bytes == 0;
-      return bits_of<Lanes>((bytes << 23 & ~zero) | ((1 << 22) & zero));
-    }
-    case Code::kNvfp4: {
-      WordLanes bytes = {};
-      for (int i = 0; i < count; i++) bytes[i] = static_cast<const uint8_t*>(w.scales)[at + i];
-      return decode_e4m3(bytes);
-    }
-    default:
-      return Lanes{};
-  }
-}
-
-template <typename T>
-INLINE Lanes load_some(const void* from, int64_t at, int64_t count) {
-  const T* p = static_cast<const T*>(from) + at;
-  return count >= kLanes ? load(p) : load_part(p, count);
-}
-
-INLINE Lanes load_some(Float type, const void* from, int64_t at, int64_t count) {
-  switch (type) {
-    case Float::kFloat32:
-      return load_some<float>(from, at, count);
-    case Float::kBfloat16:
-      return load_some<Bfloat>(from, at, count);
-    default:
-      return load_some<Half>(from, at, count);
-  }
-}
-
-template <bool Biased>
-INLINE void load_groups(const RowGroup& rows, int64_t first, int64_t count, GroupTable& table) {
-  const Weights& w = *rows.w;
-  const int64_t per_row = w.depth / w.group_size;
-  for (int64_t g = 0; g < count; g += kLanes) {
-    const int64_t some = count - g < kLanes ? count - g : kLanes;
-    Lanes square[kLanes];
-    for (int i = 0; i < kLanes; i++) {
-      const int64_t at = rows.row(i) * per_row + first + g;
-      square[i] = Biased ? load_some(w.type, w.scales, at, some) : load_scales(w, at, some);
-    }
-    transpose(square);
-    for (int64_t i = 0; i < some; i++) table.scale[g + i] = square[i];
-    if constexpr (Biased) {
-      for (int i = 0; i < kLanes; i++) {
-        square[i] = load_some(w.type, w.biases, rows.row(i) * per_row + first + g, some);
-      }
-      transpose(square);
-      for (int64_t i = 0; i < some; i++) table.bias[g + i] = square[i];
-    }
-  }
-}
-
-// ------------------------------------------------------------------ unpacking
-
-// Calls body(k, weights of V row groups) for the depths [begin, end) of one block, in order.
-template <typename Format, int V, typename Body>
-INLINE void unpack(const RowGroup (&rows)[V], int64_t begin, int64_t end, int64_t ahead,
-                   const Body& body) {
-  constexpr int64_t kDepth = int64_t{kLanes} * Format::kCodes;  // of a square
-  GroupTable tables[Format::kGrouped ? V : 1];
-  const int64_t group_size = Format::kGrouped ? rows[0].w->group_size : 1;
-  if constexpr (Format::kGrouped) {
-    for (int v = 0; v < V; v++) {
-      load_groups<Format::kBiased>(rows[v], begin / group_size, (end - begin) / group_size,
-                                   tables[v]);
-    }
-  }
-  for (int64_t start = begin; start < end; start += kDepth) {
-    Lanes raw[V][kLanes];
-    const int64_t words = (end - start < kDepth ? end - start : kDepth) / Format::kCodes;
-    for (int v = 0; v < V; v++) {
-      const Weights& w = *rows[v].w;
-      const int64_t stride = row_bytes(w), at = start / Format::kCodes * Format::kRawBytes;
-      const char* base = static_cast<const char*>(w.data) + at;
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; i++) {
-        const char* from = base + rows[v].row(i) * stride;
-        __builtin_prefetch(from + ahead * stride);
-        raw[v][i] = Format::load_raw(from, words);
-      }
-      transpose(raw[v]);
-    }
-    for (int64_t i = 0; i < words; i++) {
-      const int64_t k = start + i * Format::kCodes;
-      Lanes scale[V], bias[V];
-      if constexpr (Format::kGrouped) {
-        const int64_t g = (k - begin) / group_size;
-        for (int v = 0; v < V; v++) {
-          scale[v] = tables[v].scale[g];
-          if constexpr (Format::kBiased) bias[v] = tables[v].bias[g];
-        }
-      }
-#pragma GCC unroll 16
-      for (int code = 0; code < Format::kCodes; code++) {
-        Lanes weights[V];
-#pragma GCC unroll 8
-        for (int v = 0; v < V; v++) {
-          weights[v] = Format::value(raw[v][i], code);
-          if constexpr (Format::kGrouped) {
-            if constexpr (Format::kBiased) {
-              weights[v] = fma(weights[v], scale[v], bias[v]);
-            } else {
-              weights[v] *= scale[v];
-            }
-          }
-        }
-        body(k + code, weights);
-      }
-    }
-  }
-}
-
-// ------------------------------------------------------------------ one value at a time
-
-template <typename T>
-INLINE float scalar(const void* from, int64_t at) {
-  return load_part(static_cast<const T*>(from) + at, 1)[0];
-}
-
-float scalar(Float type, const void* from, int64_t at) {
-  switch (type) {
-    case Float::kFloat32:
-      return scalar<float>(from, at);
-    case Float::kBfloat16:
-      return scalar<Bfloat>(from, at);
-    default:
-      return scalar<Half>(from, at);
-  }
-}
-
-// Codes follow each other from the lowest bit of the first byte on, across bytes.
-uint32_t code_at(const uint8_t* row, int64_t index, int bits) {
-  const int64_t bit = index * bits;
-  const int within = static_cast<int>(bit & 7);
-  uint32_t value = row[bit >> 3];
-  if (within + bits > 8) value |= static_cast<uint32_t>(row[(bit >> 3) + 1]) << 8;
-  return value >> within & ((1u << bits) - 1);
-}
-
-// Values [begin, end) of a row as float32; every format, slowly.
-void decode(const Weights& w, int64_t row, int64_t begin, int64_t end, float* out) {
-  const uint8_t* codes = static_cast<const uint8_t*>(w.data) + row * row_bytes(w);
-  if (w.code == Code::kDense) {
-    for (int64_t k = begin; k < end; k++) *out++ = scalar(w.type, w.data, row * w.depth + k);
-    return;
-  }
-  const int64_t groups = row * (w.depth / w.group_size);
-  for (int64_t k = begin; k < end;) {
-    const int64_t g = k / w.group_size, group_end = (g + 1) * w.group_size;
-    if (w.code == Code::kAffine) {
-      const Lanes scale = broadcast(scalar(w.type, w.scales, groups + g)),
-                  bias = broadcast(scalar(w.type, w.biases, groups + g));
-      for (; k < end && k < group_end; k++) {
-        const float code = static_cast<float>(code_at(codes, k, w.bits));
-        *out++ = fma(broadcast(code), scale, bias)[0];
-      }
-    } else {
-      const float scale = load_scales(w, groups + g, 1)[0];
-      for (; k < end && k < group_end; k++) {
-        const uint32_t code = code_at(codes, k, w.bits);
-        const float value = w.bits == 4 ? kFp4[code] : decode_e4m3(WordLanes{} + code)[0];
-        *out++ = value * scale;
-      }
-    }
-  }
-}
-
-// ------------------------------------------------------------------ products
-
-// Picks the format of a matrix and calls body(Format{}); false when there is none and `decode` must
-// do.
-template <typename Body>
-INLINE bool with_format(const Weights& w, const Body& body) {
-  const bool grouped = w.code == Code::kDense || w.group_size <= kSumBlock;
-  if (!grouped) return false;
-  switch (w.code) {
-    case Code::kDense:
-      switch (w.type) {
-        case Float::kFloat32:
-          body(Dense<float>{});
-          return true;
-        case Float::kBfloat16:
-          body(Dense<Bfloat>{});
-          return true;
-        case Float::kFloat16:
-          body(Dense<Half>{});
-          return true;
-      }
-      return false;
-    case Code::kAffine:
-      switch (w.bits) {
-        case 2:
-          body(Affine<2>{});
-          return true;
-        case 4:
-          body(Affine<4>{});
-          return true;
-        case 8:
-          body(Affine<8>{});
-          return true;
-      }
-      return false;
-    case Code::kMxfp4:
-    case Code::kNvfp4:
-      body(Fp4{});
-      return true;
-    case Code::kMxfp8:
-      body(Fp8{});
-      return true;
-  }
-  return false;
-}
+// A single row needs more vectors side by side, to hide the latency of its sums.
+constexpr int few_vectors(int rows) { return rows == 1 ? 4 : 2; }
+static_assert(kUnitVectors % 2 == 0);
+static_assert(kSumBlock <= kMaxDepth);
 
 struct Product {
   const PackedLayout& layout;
@@ -385,20 +50,23 @@ INLINE void put(float* to, Lanes sum, bool first_block) {
 }
 
 // V row groups, from number `group` on, against R rows of activations (all there are).
-template <typename Format, int R, int V>
-void multiply_few(const Product& p, std::span<const Unit> units, int64_t group) {
+template <typename F, int R, int V>
+void multiply_few(const Product& p, const Unit* units, int64_t group) {
+  const int64_t last_unit = (group + V - 1) / kUnitVectors;
+  const bool one_matrix = units[group / kUnitVectors].weights == units[last_unit].weights;
+  const int64_t ahead = one_matrix ? V * kLanes : kUnit;
   RowGroup rows[V];
   float* to[V];
   for (int v = 0; v < V; v++) {
     const int64_t unit = (group + v) / kUnitVectors, within = (group + v) % kUnitVectors * kLanes;
-    rows[v] = RowGroup(*units[unit].weights, units[unit].first + within);
+    rows[v] = RowGroup(*units[unit].weights, units[unit].first + within, ahead);
     to[v] = p.out + unit * R * kUnit + within;
   }
   const int64_t depth = p.layout.depth();
   for (int64_t begin = 0; begin < depth; begin += kSumBlock) {
     const int64_t end = depth - begin < kSumBlock ? depth : begin + kSumBlock;
     Lanes sums[R][V] = {};
-    unpack<Format, V>(rows, begin, end, V * kLanes, [&](int64_t k, const Lanes(&w)[V]) {
+    unpack<F, V>(rows, begin, end, [&](int64_t k, const Lanes(&w)[V]) {
       const float* x = p.packed + k * R;
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
@@ -413,39 +81,47 @@ void multiply_few(const Product& p, std::span<const Unit> units, int64_t group) 
   }
 }
 
-template <typename Format, int R>
-void multiply_few(const Product& p, std::span<const Unit> units) {
-  const int64_t groups = static_cast<int64_t>(units.size()) * kUnitVectors;
+template <typename F, int R>
+void multiply_few(const Product& p, const Unit* units, int64_t count) {
+  constexpr int V = few_vectors(R);
+  const int64_t groups = count * kUnitVectors;
   int64_t group = 0;
-  for (; group + kFewVectors <= groups; group += kFewVectors) {
-    multiply_few<Format, R, kFewVectors>(p, units, group);
+  for (; group + V <= groups; group += V) multiply_few<F, R, V>(p, units, group);
+  for (; group < groups; group += 2) multiply_few<F, R, 2>(p, units, group);
+}
+
+// As multiply_few for the R rows there are; R counts down to it.
+template <typename F, int R = kFewRows>
+void multiply_few_rows(const Product& p, const Unit* units, int64_t count) {
+  if constexpr (R > 0) {
+    if (p.layout.rows() != R) return multiply_few_rows<F, R - 1>(p, units, count);
+    multiply_few<F, R>(p, units, count);
   }
-  for (; group < groups; group += 2) multiply_few<Format, R, 2>(p, units, group);
 }
 
 // panel[k][column]: the unit's weights of depths [begin, end).
-template <typename Format>
+template <typename F>
 void fill_panel(const Unit& unit, int64_t begin, int64_t end, float* panel) {
   for (int64_t column = 0; column < kUnit; column += 2 * kLanes) {
-    const RowGroup rows[2] = {{*unit.weights, unit.first + column},
-                              {*unit.weights, unit.first + column + kLanes}};
+    const RowGroup rows[2] = {{*unit.weights, unit.first + column, kUnit},
+                              {*unit.weights, unit.first + column + kLanes, kUnit}};
     float* to = panel + column - begin * kUnit;
-    unpack<Format, 2>(rows, begin, end, kUnit, [&](int64_t k, const Lanes(&w)[2]) {
+    unpack<F, 2>(rows, begin, end, [&](int64_t k, const Lanes(&w)[2]) {
       store(to + k * kUnit, w[0]);
       store(to + k * kUnit + kLanes, w[1]);
     });
   }
 }
 
-// The same by way of `decode`; `rows` holds [kUnit, kSumBlock].
+// The same by way of `decode_values`; `rows` holds [kUnit, kSumBlock].
 void fill_panel_slowly(const Unit& unit, int64_t begin, int64_t end, float* rows, float* panel) {
-  const RowGroup all(*unit.weights, unit.first);
+  const Weights& w = *unit.weights;
   for (int64_t i = 0; i < kUnit; i++) {
-    const int64_t row = unit.first + i < all.w->rows ? unit.first + i : all.w->rows - 1;
-    decode(*unit.weights, row, begin, end, rows + i * kSumBlock);
+    const int64_t row = unit.first + i < w.rows ? unit.first + i : w.rows - 1;
+    decode_values(w, row, begin, end, rows + i * kSumBlock);
   }
   const Weights dense{.rows = kUnit, .depth = kSumBlock, .data = rows};
-  fill_panel<Dense<float>>({&dense, 0}, 0, end - begin, panel);
+  fill_panel<Format<Float32>>({&dense, 0}, 0, end - begin, panel);
 }
 
 template <int R, int V>
@@ -486,9 +162,8 @@ void multiply_many(const Product& p, const Unit& unit, float* scratch, float* ou
   float* panel = scratch;
   for (int64_t begin = 0; begin < depth; begin += kSumBlock) {
     const int64_t end = depth - begin < kSumBlock ? depth : begin + kSumBlock;
-    const bool known = with_format(*unit.weights, [&]<typename Format>(Format) {
-      fill_panel<Format>(unit, begin, end, panel);
-    });
+    const bool known =
+        with_format(*unit.weights, [&]<typename F>(F) { fill_panel<F>(unit, begin, end, panel); });
     if (!known) fill_panel_slowly(unit, begin, end, scratch + kUnit * kSumBlock, panel);
     for (int64_t tile = 0; tile < p.layout.tiles(); tile++) {
       const int64_t rows = p.layout.rows_of(tile);
@@ -498,31 +173,21 @@ void multiply_many(const Product& p, const Unit& unit, float* scratch, float* ou
   }
 }
 
-bool same_format(std::span<const Unit> units) {
-  const Weights &a = *units.front().weights, &b = *units.back().weights;
+bool same_format(const Unit& left, const Unit& right) {
+  const Weights &a = *left.weights, &b = *right.weights;
   return a.code == b.code && a.type == b.type && a.bits == b.bits && a.group_size == b.group_size;
 }
 
-void multiply(const PackedLayout& layout, const float* packed, std::span<const Unit> units,
+void multiply(const PackedLayout& layout, const float* packed, const Unit* units, int64_t count,
               float* scratch, float* out) {
   const Product p{layout, packed, out};
-  if (layout.rows() <= kFewRows && same_format(units)) {
-    const bool known = with_format(*units[0].weights, [&]<typename Format>(Format) {
-      switch (layout.rows()) {
-        case 1:
-          return multiply_few<Format, 1>(p, units);
-        case 2:
-          return multiply_few<Format, 2>(p, units);
-        case 3:
-          return multiply_few<Format, 3>(p, units);
-        case 4:
-          return multiply_few<Format, 4>(p, units);
-      }
-    });
+  if (layout.rows() <= kFewRows && same_format(units[0], units[count - 1])) {
+    const bool known = with_format(*units[0].weights,
+                                   [&]<typename F>(F) { multiply_few_rows<F>(p, units, count); });
     if (known) return;
   }
-  for (size_t u = 0; u < units.size(); u++) {
-    multiply_many(p, units[u], scratch, out + static_cast<int64_t>(u) * layout.rows() * kUnit);
+  for (int64_t u = 0; u < count; u++) {
+    multiply_many(p, units[u], scratch, out + u * layout.rows() * kUnit);
   }
 }
 
@@ -530,7 +195,7 @@ void multiply(const PackedLayout& layout, const float* packed, std::span<const U
 
 namespace POMONA_VARIANT {
 
-MatmulKernels matmul_kernels() { return {kPanelRows, multiply, decode}; }
+MatmulKernels matmul_kernels() { return {kPanelRows, multiply, decode_values}; }
 
 }  // namespace POMONA_VARIANT
 }  // namespace pomona::kernels

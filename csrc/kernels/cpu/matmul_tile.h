@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <span>
-
 #include "kernels/cpu/matmul.h"
 
 namespace pomona::kernels {
@@ -12,8 +10,8 @@ struct MatmulKernels {
   int64_t tile_rows;  // most rows that go through the inner loop together
 
   // As in matmul.h.
-  void (*multiply)(const PackedLayout& layout, const float* packed, std::span<const Unit> units,
-                   float* scratch, float* out);
+  void (*multiply)(const PackedLayout& layout, const float* packed, const Unit* units,
+                   int64_t count, float* scratch, float* out);
 
   // Values [begin, end) of a row of the matrix as float32.
   void (*decode)(const Weights& w, int64_t row, int64_t begin, int64_t end, float* out);

@@ -181,8 +181,6 @@ void copy_strided(const char* from, int64_t stride, int64_t count, char* to) {
 
 }  // namespace
 
-int64_t size_of(Float type) { return type == Float::kFloat32 ? 4 : 2; }
-
 void copy_blocks(const SlabHalf& slab, std::span<const int32_t> copies) {
   const int64_t bytes = slab.block_size * slab.heads * slab.dim * size_of(slab.type);
   char* data = static_cast<char*>(slab.data);

@@ -15,7 +15,13 @@ struct Variant {
   Kernels kernels;
 };
 
-#define POMONA_KERNELS(name) {#name, name::attend_tile, name::matmul_kernels()}
+#define POMONA_KERNELS(name)    \
+  {#name,                       \
+   name::attend_tile,           \
+   name::choose_kernels(),      \
+   name::convert_kernels(),     \
+   name::elementwise_kernels(), \
+   name::matmul_kernels()}
 
 Kernels choose() {
   // Best first.

@@ -3,6 +3,9 @@
 #pragma once
 
 #include "kernels/cpu/attend_tile.h"
+#include "kernels/cpu/choose_tile.h"
+#include "kernels/cpu/convert_tile.h"
+#include "kernels/cpu/elementwise_tile.h"
 #include "kernels/cpu/matmul_tile.h"
 
 namespace pomona::kernels {
@@ -10,6 +13,9 @@ namespace pomona::kernels {
 struct Kernels {
   const char* name;  // of the instruction set
   AttendTile* attend_tile;
+  ChooseKernels choose;
+  ConvertKernels convert;
+  ElementwiseKernels elementwise;
   MatmulKernels matmul;
 };
 

@@ -23,6 +23,7 @@ Unit = Literal["bytes", "s", "ms", "tokens"]
 Group = Literal["Server", "Limits", "Access", "Supervision", "Logs", "Model", "Cache and steps"]
 
 Reader = Literal["auto", "paged", "gathered", "stock"]
+FusedOps = Literal["auto", "off"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
@@ -142,6 +143,15 @@ class WorkerOptions(msgspec.Struct, frozen=True):
             help="How attention reads blocks; auto lets a probe choose when the model is loaded.",
             group="Cache and steps",
             scope="model",
+        ),
+    ] = "auto"
+    fused_ops: Annotated[
+        FusedOps,
+        Setting(
+            help="Whether the CPU runs whole layers as one op where trials at load show that they are equal.",
+            group="Cache and steps",
+            scope="model",
+            only_on="linux",
         ),
     ] = "auto"
     log_level: Annotated[

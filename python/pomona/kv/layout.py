@@ -1,13 +1,13 @@
 """What each layer of a model keeps between calls, read off mlx-lm's own cache objects.
 
-A short stock forward fills those objects, so the shapes of K and V come from the model itself and not
-from a table of configurations.
+A short stock forward, which is built but never computed, fills those objects: the shapes of K and V come from
+the model itself and not from a table of configurations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -88,10 +88,22 @@ class CacheLayout:
         """Whether some layer has no paged form."""
         return any(isinstance(layer, OpaqueLayer) for layer in self._flat(self.layers))
 
+    def in_dtype(self, dtype: mx.Dtype) -> CacheLayout:
+        """The same with K and V in another dtype."""
+        return CacheLayout(tuple(_in_dtype(layer, dtype) for layer in self.layers))
+
     @property
     def bytes_per_token(self) -> int:
         counted = (AttentionLayer, OpaqueLayer)
         return sum(layer.bytes_per_token for layer in self._flat(self.layers) if isinstance(layer, counted))
+
+
+def _in_dtype(layer: Layer, dtype: mx.Dtype) -> Layer:
+    if isinstance(layer, AttentionLayer):
+        return replace(layer, dtype=dtype)
+    if isinstance(layer, CompositeLayer):
+        return CompositeLayer(tuple(_in_dtype(member, dtype) for member in layer.members))
+    return layer
 
 
 def read_layout(model: Any) -> CacheLayout:
@@ -107,8 +119,9 @@ def opaque_layout(model: Any) -> CacheLayout:
 
 
 def _filled_caches(model: Any, tokens: int) -> list[Any]:
+    """Nothing is computed: shapes and dtypes are known before."""
     caches: list[Any] = stock.make_prompt_cache(model)
-    mx.eval(model(mx.zeros((1, tokens), mx.int32), cache=caches))
+    model(mx.zeros((1, tokens), mx.int32), cache=caches)
     return caches
 
 

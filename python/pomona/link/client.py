@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from pomona.conversation.errors import ModelLoadError, PomonaError, WorkerLostError
-from pomona.link.framing import encode, read_frame
+from pomona.link.framing import encode, read_frames
 from pomona.link.liveness import Pulse
 from pomona.link.messages import (
     Cancel,
@@ -38,17 +38,22 @@ REMEDY = "Send the request again."
 _decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
-class RowStream:
-    """The updates of one row, in order. Ends after the update that has `finish`.
+Item = RowUpdate | PomonaError
 
-    `close` before that cancels the row; it may be called any number of times.
+
+class RowStream:
+    """The updates of one row, in order. Ends after the update that has `finish`, or with an error.
+
+    They are iterated over, or given to the one who listens. `close` before the end cancels the row; it may be
+    called any number of times.
     """
 
     def __init__(self, client: WorkerClient, row_id: int, trace: RowTrace | None = None) -> None:
         self._client = client
         self._row_id = row_id
         self._trace = trace
-        self._queue: asyncio.Queue[RowUpdate | PomonaError] = asyncio.Queue()
+        self._queue: asyncio.Queue[Item] = asyncio.Queue()
+        self._sink: Callable[[Item], None] = self._queue.put_nowait
         self._ended = False
 
     def __aiter__(self) -> RowStream:
@@ -57,27 +62,39 @@ class RowStream:
     async def __anext__(self) -> RowUpdate:
         if self._ended:
             raise StopAsyncIteration
-        return self._open(await self._queue.get())
+        item = await self._queue.get()
+        self._note_end(item)
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def listen(self, sink: Callable[[Item], None]) -> None:
+        """Give `sink` what has come and all that comes. It must not raise: the link's reader calls it."""
+
+        def pass_on(item: Item) -> None:
+            self._note_end(item)
+            sink(item)
+
+        self._sink = pass_on
+        while not self._queue.empty():
+            pass_on(self._queue.get_nowait())
 
     def close(self) -> None:
         if not self._ended:
             self._ended = True
             self._client.cancel(self._row_id)
 
-    def put(self, item: RowUpdate | PomonaError) -> None:
+    def put(self, item: Item) -> None:
         if self._trace is not None:
             if isinstance(item, PomonaError):
                 self._trace.fail(item.message)
             else:
                 self._trace.take(item)
-        self._queue.put_nowait(item)
+        self._sink(item)
 
-    def _open(self, item: RowUpdate | PomonaError) -> RowUpdate:
-        if isinstance(item, PomonaError):
+    def _note_end(self, item: Item) -> None:
+        if isinstance(item, Exception) or item.finish is not None:
             self._ended = True
-            raise item
-        self._ended = item.finish is not None
-        return item
 
 
 class WorkerClient:
@@ -158,7 +175,7 @@ class WorkerClient:
 
     async def _read(self) -> None:
         try:
-            while (frame := await read_frame(self._reader)) is not None:
+            async for frame in read_frames(self._reader):
                 self._dispatch(_decoder.decode(frame))
         except (OSError, msgspec.MsgspecError) as error:
             log.error("the link to the worker broke: %s", error)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
+from collections.abc import AsyncIterator
 
 import msgspec
 
 LENGTH = struct.Struct("<I")
+READ_BYTES = 1 << 16
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -15,15 +18,6 @@ _encoder = msgspec.msgpack.Encoder()
 def encode(message: msgspec.Struct) -> bytes:
     body = _encoder.encode(message)
     return LENGTH.pack(len(body)) + body
-
-
-async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The next frame's body, or None when the peer has closed."""
-    try:
-        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-        return await reader.readexactly(length)
-    except (asyncio.IncompleteReadError, ConnectionResetError):
-        return None
 
 
 class FrameBuffer:
@@ -43,3 +37,12 @@ class FrameBuffer:
             frames.append(bytes(self._data[LENGTH.size : end]))
             del self._data[:end]
         return frames
+
+
+async def read_frames(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The bodies of frames until the peer closes."""
+    buffer = FrameBuffer()
+    with contextlib.suppress(ConnectionResetError):
+        while data := await reader.read(READ_BYTES):
+            for frame in buffer.feed(data):
+                yield frame

@@ -22,9 +22,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pomona import __version__
-from pomona.conversation.errors import PomonaError
-from pomona.link.client import RowStream
-from pomona.link.messages import Heartbeat, ModelInfo, RowUpdate, Submit
+from pomona.link.client import Item, RowStream
+from pomona.link.messages import Heartbeat, ModelInfo, Submit
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -131,7 +130,7 @@ class MeteredWorker:
 
 
 class _MeteredStream(RowStream):
-    """The updates of a row, seen on their way."""
+    """The updates of a row, seen on their way to the one who listens."""
 
     def __init__(self, metrics: Metrics, stream: RowStream, prompt_tokens: int) -> None:
         self._metrics = metrics
@@ -142,20 +141,21 @@ class _MeteredStream(RowStream):
         self._queued = True
         self._over = False
 
-    async def __anext__(self) -> RowUpdate:
-        try:
-            update = await self._stream.__anext__()
-        except PomonaError:
-            self._end(LOST)
-            raise
-        self._see(update)
-        return update
+    def listen(self, sink: Callable[[Item], None]) -> None:
+        def pass_on(item: Item) -> None:
+            self._see(item)
+            sink(item)
+
+        self._stream.listen(pass_on)
 
     def close(self) -> None:
         self._end(CLOSED)
         self._stream.close()
 
-    def _see(self, update: RowUpdate) -> None:
+    def _see(self, update: Item) -> None:
+        if isinstance(update, Exception):
+            self._end(LOST)
+            return
         metrics, now = self._metrics, self._metrics.clock()
         if self._queued and (update.prompt_done or update.tokens):
             self._queued = False

@@ -1,15 +1,17 @@
-"""Computes the output head only for the rows that need logits.
+"""Computes the output head only for the rows that need logits: on every device, unlike the CPU's ops.
 
-The head (or the tied embedding) of an unmodified mlx-lm model is replaced by a module that first selects
-rows of its input. This is one entry of the table of module-instance substitutions.
+The head (or the tied embedding) of an unmodified mlx-lm model is substituted by a form that first selects
+rows of its input. What its class did before, its own code or an op, it still does.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
+
+from pomona.worker.substitutions import Substitution, substitute
 
 HEAD_NAMES = ("lm_head", "output", "embed_out")
 EMBEDDING_NAMES = ("embed_tokens", "wte", "embeddings", "tok_embeddings", "embedding")
@@ -28,57 +30,34 @@ class WantedRows:
 
 
 class SelectiveHead(nn.Module):  # type: ignore[misc]  # mlx ships no types
-    def __init__(self, head: nn.Module, wanted: WantedRows) -> None:
-        super().__init__()
-        self.head = head
-        self._wanted = wanted
+    _wanted: WantedRows
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.head(self._wanted.select(x))
+        return super().__call__(self._wanted.select(x))
 
 
 class SelectiveEmbedding(nn.Module):  # type: ignore[misc]
-    def __init__(self, embedding: nn.Module, wanted: WantedRows) -> None:
-        super().__init__()
-        self.embedding = embedding
-        self._wanted = wanted
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return self.embedding(x)
+    _wanted: WantedRows
 
     def as_linear(self, x: mx.array) -> mx.array:
-        return self.embedding.as_linear(self._wanted.select(x))
-
-    @property
-    def weight(self) -> mx.array:
-        return self.embedding.weight
+        return super().as_linear(self._wanted.select(x))
 
 
-def install(model: nn.Module) -> WantedRows | None:
+@dataclass(frozen=True, slots=True)
+class SelectedHead:
+    wanted: WantedRows
+    substitution: Substitution
+
+
+def install(model: nn.Module) -> SelectedHead | None:
     """Substitute the model's head; None when no head was recognised (then all rows get logits)."""
     wanted = WantedRows()
-    for parent, name, module in _children(model):
-        if name in HEAD_NAMES and hasattr(module, "weight"):
-            setattr(parent, name, SelectiveHead(module, wanted))
-            return wanted
-    for parent, name, module in _children(model):
-        if name in EMBEDDING_NAMES and hasattr(module, "as_linear"):
-            setattr(parent, name, SelectiveEmbedding(module, wanted))
-            return wanted
+    outermost_first = sorted(model.named_modules(), key=lambda named: str(named[0]).count("."))
+    for names, method, form in (
+        (HEAD_NAMES, "weight", SelectiveHead),
+        (EMBEDDING_NAMES, "as_linear", SelectiveEmbedding),
+    ):
+        for name, module in outermost_first:
+            if name.rpartition(".")[2] in names and hasattr(module, method):
+                return SelectedHead(wanted, substitute(module, form, _wanted=wanted))
     return None
-
-
-def uninstall(model: nn.Module) -> None:
-    for parent, name, module in _children(model):
-        if isinstance(module, SelectiveHead):
-            setattr(parent, name, module.head)
-        elif isinstance(module, SelectiveEmbedding):
-            setattr(parent, name, module.embedding)
-
-
-def _children(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
-    """(parent, attribute, module) of every direct module attribute, outermost first."""
-    found = []
-    for _, parent in reversed(model.named_modules()):
-        found += [(parent, name, child) for name, child in parent.items() if isinstance(child, nn.Module)]
-    return found

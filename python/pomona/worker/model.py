@@ -17,7 +17,7 @@ from pomona.kv.layout import CacheLayout, read_layout
 from pomona.kv.readers import ModelCaches, Reader, make_caches
 from pomona.kv.store import KVStore
 from pomona.worker import head
-from pomona.worker.probe import choose_reader
+from pomona.worker.probe import ReaderChoice, choose_reader
 
 log = logging.getLogger(__name__)
 
@@ -56,25 +56,33 @@ class LoadedModel:
 
 
 def load(options: WorkerOptions) -> LoadedModel:
-    """Load weights, read the cache layout, choose the reader and make the pool.
+    """Load weights, read the cache layout, choose reader and ops, and make the pool.
 
     Raises ModelLoadError with a sentence.
     """
     seam.install()
     model, config = _load_weights(Path(options.model))
     layout = read_layout(model)
-    choice = choose_reader(model, layout, options.reader)
+    choice = choose_reader(model, layout, options.reader, options.fused_ops == "auto")
     if choice.reader is None:
         raise ModelLoadError(
-            f"models of type {config.get('model_type')!r} can't be served yet: {choice.note}"
+            f"models of type {config.get('model_type')!r} can't be served yet: {'; '.join(choice.notes)}"
         )
     layout = choice.layout
     store = KVStore(layout, options.block_size, pool_blocks(options, layout), snapshot_bytes(options, layout))
     caches = make_caches(layout, store.slabs, choice.reader)
-    notes = [choice.note] if choice.note else []
+    notes = [*choice.notes, *choice.ops.notes]
+    _log(choice, notes)
     return LoadedModel(
         model, config, layout, choice.reader, choice.wanted, choice.vocab_size, store, caches, notes
     )
+
+
+def _log(choice: ReaderChoice, notes: list[str]) -> None:
+    for name, reason in choice.ops.failed.items():
+        log.warning("%s runs slowly: its fused op failed its trial (%s)", name, reason)
+    if notes:
+        log.info("%s", "; ".join(notes))
 
 
 def _load_weights(folder: Path) -> tuple[Any, dict[str, Any]]:

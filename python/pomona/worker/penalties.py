@@ -23,9 +23,13 @@ SHAPE_ERRORS = (ValueError, TypeError, RuntimeError, IndexError)
 
 
 def shape_rows(logits: mx.array, shapes: list[Shape | None]) -> tuple[mx.array, dict[int, Exception]]:
-    """Logits [W, V] with each row's shape applied, and the errors of rows whose shape failed, by place."""
+    """Logits [W, V] with each row's shape applied, and the errors of rows whose shape failed, by place.
+
+    They are float32 then; where nothing applies they stay as they are.
+    """
     if not any(shapes):
         return logits, {}
+    logits = logits.astype(mx.float32)
     rows: list[mx.array] = []
     errors: dict[int, Exception] = {}
     for i, shape in enumerate(shapes):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -17,11 +18,11 @@ import numpy as np
 from pomona import _ops
 from pomona.kv.readers import ModelCaches, Reader, State
 from pomona.kv.row_states import StateBank, StockRows
-from pomona.link.messages import Sampling, TokenLogprobs
+from pomona.link.messages import TokenLogprobs
 from pomona.worker.head import WantedRows
 from pomona.worker.logprobs import LazyLogprobs, logprobs_of
 from pomona.worker.penalties import shape_rows
-from pomona.worker.sampler import Draw, sample
+from pomona.worker.sampler import GREEDY, Draw, sample
 from pomona.worker.scheduler import RowResult, ScheduledRow, StepPlan
 from pomona.worker.sequence import Int32Array
 
@@ -29,7 +30,7 @@ CALL_ERRORS = (ValueError, TypeError, RuntimeError, IndexError)
 """What building a model call can raise for bad input of one row. Errors of the device surface when a
 step is read; those end the worker."""
 
-UNUSED = Draw(Sampling(temperature=0.0), 0)
+UNUSED = Draw(GREEDY, 0)
 """For rows whose logits nobody reads."""
 
 
@@ -38,10 +39,12 @@ class InFlight:
     """A dispatched step. Its tokens may not have been computed yet."""
 
     plan: StepPlan
+    rows: list[ScheduledRow]
+    """In the order of the model calls, without those whose call could not be built."""
     tokens: mx.array
-    """int32 [rows that wanted a token], in call order."""
+    """int32 [rows]; of rows that wanted none they mean nothing."""
     index: dict[int, int]
-    """Row id to its place in `tokens`."""
+    """Row id to its place in `rows`."""
     errors: dict[int, Exception]
     """Rows whose call could not be built, by id."""
     dispatched_at: float
@@ -53,18 +56,17 @@ class InFlight:
     def read(self) -> dict[int, RowResult]:
         """Wait for the step; what it gave each row of its calls, by row id."""
         values: list[int] = self.tokens.tolist()
-        wanted = {s.row.id for s in self.plan.rows if s.wants_token}
         drawn: dict[int, TokenLogprobs] = {}
         for row_ids, lazy in self.logprobs:
             drawn.update(zip(row_ids, lazy.read(), strict=True))
-        return {
-            row_id: RowResult(
-                values[i] if row_id in wanted else None,
-                drawn.get(row_id),
-                self.prompt_logprobs[row_id].read() if row_id in self.prompt_logprobs else [],
+        results = {}
+        for s, token in zip(self.rows, values, strict=True):
+            row_id = s.row.id
+            prompt = self.prompt_logprobs.get(row_id)
+            results[row_id] = RowResult(
+                token if s.wants_token else None, drawn.get(row_id), [] if prompt is None else prompt.read()
             )
-            for row_id, i in self.index.items()
-        }
+        return results
 
 
 @dataclass(slots=True)
@@ -73,10 +75,13 @@ class ModelCall:
 
     rows: list[ScheduledRow]
     packed: bool
+    token_rows: int = field(init=False)
+    plain: bool = field(init=False)
+    """Whether every row runs one token and wants its logits alone."""
 
-    @property
-    def token_rows(self) -> int:
-        return sum(s.count for s in self.rows)
+    def __post_init__(self) -> None:
+        self.token_rows = sum(s.count for s in self.rows)
+        self.plain = self.token_rows == len(self.rows) and not any(s.scores for s in self.rows)
 
 
 @dataclass(slots=True)
@@ -126,18 +131,17 @@ class Runner:
         completed = _ops.Moment()
         tokens = mx.zeros(0, mx.int32)
         if draws:
-            shaped, errors = shape_rows(logits.values.astype(mx.float32), [draw.shape for draw in draws])
+            shaped, errors = shape_rows(logits.values, [draw.shape for draw in draws])
             logits.errors.update({logits.rows[i].row.id: error for i, error in errors.items()})
             tokens = sample(shaped, draws)
         drawn, prompt = _drawn_logprobs(logits, tokens), _prompt_logprobs(logits)
-        scores = [
-            array for lazy in (*(lazy for _, lazy in drawn), *prompt.values()) for array in lazy.arrays()
-        ]
+        lazies = [*(lazy for _, lazy in drawn), *prompt.values()]
+        scores = [array for lazy in lazies for array in lazy.arrays()]
         tokens = _ops.stamp(tokens, completed)
         self._keep_states(logits)
         mx.async_eval(tokens, *scores, *self._states.arrays([s.row.id for s in logits.rows]))
         index = {s.row.id: i for i, s in enumerate(logits.rows)}
-        return InFlight(plan, tokens, index, logits.errors, started, completed, drawn, prompt)
+        return InFlight(plan, logits.rows, tokens, index, logits.errors, started, completed, drawn, prompt)
 
     def forward(self, plan: StepPlan, previous: InFlight | None) -> Logits:
         """All model calls of a step, without sampling."""
@@ -156,16 +160,18 @@ class Runner:
                 if len(call.rows) > 1:
                     raise
                 errors[call.rows[0].row.id] = error
-        values = [logits[: len(call.rows)] for call, logits, _ in done]
-        joined = mx.concatenate(values) if values else mx.zeros((0, 1))
-        scores = {}
+        rows: list[ScheduledRow] = []
+        values: list[mx.array] = []
+        scores: dict[int, mx.array] = {}
         for call, logits, _ in done:
+            rows += call.rows
             at = len(call.rows)
-            for s in call.rows:
+            values.append(logits if call.plain else logits[:at])
+            for s in [] if call.plain else call.rows:
                 if s.scores:
                     scores[s.row.id] = logits[at : at + len(s.scores)]
                     at += len(s.scores)
-        rows = [s for call, _, _ in done for s in call.rows]
+        joined = mx.concatenate(values) if values else mx.zeros((0, 1))
         return Logits(joined, rows, errors, scores, [(call, state) for call, _, state in done])
 
     def _keep_states(self, logits: Logits) -> None:
@@ -189,28 +195,21 @@ class Runner:
     def _call(self, call: ModelCall, plan: StepPlan, previous: InFlight | None) -> mx.array:
         """Logits [N, vocabulary]: of the last token of each row, then of the positions in their `scores`."""
         ids = self._token_ids(call, previous)
-        positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in call.rows]).astype(
-            np.int32
-        )
         ids = ids[:, None] if call.packed else ids[None, :]
-        ends = np.cumsum([s.count for s in call.rows])
-        scores = [
-            np.array(s.scores) - s.start + end - s.count for s, end in zip(call.rows, ends, strict=True)
-        ]
-        wanted = mx.array(np.concatenate([ends - 1, *scores]).astype(np.int32))
+        wanted = _wanted(call)
         if self._wanted is not None:
             self._wanted.rows = wanted
-        logits: mx.array = self._model(ids, cache=self._bind(call, plan, positions))
+        logits: mx.array = self._model(ids, cache=self._bind(call, plan))
         logits = logits.reshape(-1, logits.shape[-1])
-        return logits if self._wanted is not None else logits[wanted]
+        return logits if wanted is None or self._wanted is not None else logits[wanted]
 
-    def _bind(self, call: ModelCall, plan: StepPlan, positions: Int32Array) -> list[Any]:
+    def _bind(self, call: ModelCall, plan: StepPlan) -> list[Any]:
         """The `cache=` argument of a call."""
         if isinstance(self._states, StockRows):
             return self._states.caches(call.rows[0].row.id)
-        offset = mx.array(positions) if call.packed else call.rows[0].start
+        offset = mx.array(_positions(call)) if call.packed else call.rows[0].start
         state = self._states.get([s.row.id for s in call.rows]) if self._caches.recurrent else None
-        self._caches.bind(self._table(call, plan, positions), offset, state)
+        self._caches.bind(self._table(call, plan), offset, state)
         return self._caches.layers
 
     def _state_after(self) -> State:
@@ -226,6 +225,8 @@ class Runner:
 
     def _token_ids(self, call: ModelCall, previous: InFlight | None) -> mx.array:
         """Ids int32 [T] of a call; unread tokens are picked out of the previous step's array."""
+        if call.plain and previous is not None and all(s.row.unread for s in call.rows):
+            return _pick(previous.tokens, [previous.index[s.row.id] for s in call.rows])
         ids = np.zeros(call.token_rows, np.int32)
         pick = np.arange(len(ids), dtype=np.int32)
         at, lazy = 0, False
@@ -243,33 +244,52 @@ class Runner:
         assert previous is not None
         return mx.concatenate([mx.array(ids), previous.tokens])[mx.array(pick)]
 
-    def _table(self, call: ModelCall, plan: StepPlan, positions: Int32Array) -> _ops.StepTable:
-        counts = [s.count for s in call.rows]
-        width = max(len(s.row.table) for s in call.rows)
-        tables = np.full((len(call.rows), width), -1, np.int32)
-        for i, s in enumerate(call.rows):
-            tables[i, : len(s.row.table)] = s.row.table
-        sequence = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        block, within = np.divmod(positions, self._block_size)
-        slots = tables[sequence, block] * self._block_size + within
-        # A copy belongs to the call whose row writes into the new block.
-        copies = plan.copies[np.isin(plan.copies[:, 1], tables)]
-        return _ops.StepTable(
-            self._block_size, tables, sequence, positions + 1, slots.astype(np.int32), copies
+    def _table(self, call: ModelCall, plan: StepPlan) -> _ops.StepTable:
+        rows = call.rows
+        blocks = [s.row.table for s in rows]
+        copies = plan.copies
+        if len(copies):
+            # A copy belongs to the call whose row writes into the new block.
+            copies = copies[np.isin(copies[:, 1], np.concatenate(blocks))]
+        return _ops.StepTable.of_rows(
+            self._block_size, blocks, [s.start for s in rows], [s.count for s in rows], copies
         )
+
+
+def _positions(call: ModelCall) -> Int32Array:
+    """Of a call's tokens, int32 [T]."""
+    if call.token_rows == len(call.rows):
+        return np.array([s.start for s in call.rows], np.int32)
+    return np.concatenate([np.arange(s.start, s.start + s.count, dtype=np.int32) for s in call.rows])
+
+
+def _wanted(call: ModelCall) -> mx.array | None:
+    """The token rows of a call that get logits; None when each does, in their order."""
+    if call.plain:
+        return None
+    ends = list(accumulate(s.count for s in call.rows))
+    wanted = [end - 1 for end in ends]
+    for s, end in zip(call.rows, ends, strict=True):
+        wanted += [position - s.start + end - s.count for position in s.scores]
+    return mx.array(wanted)
+
+
+def _pick(tokens: mx.array, places: list[int]) -> mx.array:
+    """tokens[places]; nothing to compute when the rows are those of the step before."""
+    return tokens if places == list(range(tokens.size)) else tokens[mx.array(places)]
 
 
 def _draw(s: ScheduledRow, previous: InFlight | None) -> Draw:
     row = s.row
     if row.shaper is None:
-        return Draw(row.sampling, row.generated)
+        return Draw(row.rule, row.generated)
     unread = None
     if row.unread:
         assert previous is not None
         place = previous.index[row.id]
         unread = previous.tokens[place : place + 1]
     answer = row.tokens.view(row.prompt_tokens)
-    return Draw(row.sampling, row.generated, partial(row.shaper.apply, answer=answer, unread=unread))
+    return Draw(row.rule, row.generated, partial(row.shaper.apply, answer=answer, unread=unread))
 
 
 def _drawn_logprobs(logits: Logits, tokens: mx.array) -> list[tuple[list[int], LazyLogprobs]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -18,9 +19,12 @@ from pomona.kv.store import KVStore
 from pomona.link.messages import FinishReason, RowUpdate, Submit, TokenLogprobs
 from pomona.worker.penalties import make_shaper
 from pomona.worker.sampler import FAILED, problem_with
-from pomona.worker.sequence import EMPTY, Int32Array, RowState, Sequence, TokenBuffer
+from pomona.worker.sequence import EMPTY, AwaitedPrefix, Int32Array, RowState, Sequence, TokenBuffer
 
 log = logging.getLogger(__name__)
+
+
+NOTHING = range(0)
 
 
 class StepInFlightError(Exception):
@@ -46,12 +50,12 @@ class ScheduledRow:
     def scores(self) -> range:
         """Positions whose logits give a logprob (of the next token) that the row still wants."""
         if not self.row.wants_scores:
-            return range(0)
+            return NOTHING
         end = min(self.start + self.count, self.row.prompt_tokens - 1)
         return range(max(self.start, self.row.scored), end)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowResult:
     """What a step has given for one row."""
 
@@ -61,18 +65,18 @@ class RowResult:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass
 class StepPlan:
     step: int
     rows: list[ScheduledRow]
     copies: Int32Array
     """Blocks to copy before the step writes: [n, 2] (source, destination)."""
 
-    @property
+    @cached_property
     def decode_rows(self) -> int:
         return sum(scheduled.count == 1 for scheduled in self.rows)
 
-    @property
+    @cached_property
     def prefill_tokens(self) -> int:
         return sum(scheduled.count for scheduled in self.rows if scheduled.count > 1)
 
@@ -171,8 +175,8 @@ class Scheduler:
                 *self._ledger(rows),
                 self.store.pool.available,
             )
-            if not shared.shortage and self._allocate(rows, shared.blocks):
-                return self._make_plan(rows, shared.tokens)
+            if not shared.shortage and self._allocate(rows, shared.blocks.tolist()):
+                return self._make_plan(rows, shared.tokens.tolist())
             self._require_settled()
             self._make_room(rows)
         return None
@@ -189,7 +193,7 @@ class Scheduler:
         self._open_steps.remove(plan.step)
         self.store.pool.complete_step(plan.step)
         self.counters.steps += 1
-        self.counters.computed_tokens += sum(scheduled.count for scheduled in plan.rows)
+        self.counters.computed_tokens += plan.prefill_tokens + plan.decode_rows
         self.counters.prefill_tokens += plan.prefill_tokens
         return [
             self._advance(scheduled, results.get(scheduled.row.id, RowResult()))
@@ -247,8 +251,14 @@ class Scheduler:
 
     def _prefix_in_flight(self, row: Sequence) -> bool:
         """Whether a running row is computing a prefix of this one that is worth waiting for."""
+        if row.awaited is not None and row.awaited.coming:
+            return True
+        row.awaited = self._find_prefix(row)
+        return row.awaited is not None
+
+    def _find_prefix(self, row: Sequence) -> AwaitedPrefix | None:
         if not self.store.shared:
-            return False
+            return None
         tokens = row.tokens.view()
         limit = row.reusable
         cached = -1
@@ -263,8 +273,8 @@ class Scheduler:
             if cached < 0:
                 cached = self.store.cached_tokens(tokens, limit)
             if common - cached >= self.store.block_size:
-                return True
-        return False
+                return AwaitedPrefix(other, common - self.store.block_size)
+        return None
 
     def _start(self, row: Sequence) -> bool:
         """Give a waiting row its cached prefix and a reservation; False when memory is short."""
@@ -318,24 +328,24 @@ class Scheduler:
             self.store.evict(blocks - pool.free)
         return pool.free >= blocks
 
-    def _allocate(self, rows: list[Sequence], counts: Int32Array) -> bool:
+    def _allocate(self, rows: list[Sequence], counts: list[int]) -> bool:
         """Extend the tables; False (and nothing taken) when the blocks aren't free yet."""
-        if not self._free_up(int(counts.sum())):
+        if not self._free_up(sum(counts)):
             return False
-        for row, count in zip(rows, counts.tolist(), strict=True):
+        for row, count in zip(rows, counts, strict=True):
             if count:
                 after = int(row.table[-1]) if len(row.table) else -1
                 row.table = np.concatenate([row.table, self.store.pool.allocate(count, after)])
         return True
 
-    def _make_plan(self, rows: list[Sequence], counts: Int32Array) -> StepPlan:
+    def _make_plan(self, rows: list[Sequence], counts: list[int]) -> StepPlan:
         if self.store.must_grow:
             self._require_settled()
             self.store.grow()
         step = self.store.pool.begin_step()
         scheduled = [
             ScheduledRow(row, row.computed, count, wants_token=count == row.pending)
-            for row, count in zip(rows, counts.tolist(), strict=True)
+            for row, count in zip(rows, counts, strict=True)
             if count
         ]
         # A row that was left out keeps its copy for the step in which it first writes.

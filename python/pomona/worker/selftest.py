@@ -67,6 +67,17 @@ def check_attention() -> str:
     return "" if error < 1e-4 else f"paged attention differs from MLX's by {error:.1e}"
 
 
+def check_products() -> str:
+    """Products with packed weights against MLX's own."""
+    dense, x = (mx.random.normal((rows, 256), key=mx.random.key(rows)) for rows in (96, 5))
+    weight, scales, biases = mx.quantize(dense, group_size=64, bits=4)
+    mx.eval(weight, scales, biases)
+    ours = _ops.linear(x, _ops.Weights(weight, scales, biases, group_size=64, bits=4))
+    theirs = mx.quantized_matmul(x, weight, scales, biases, group_size=64, bits=4)
+    error = float((mx.abs(ours - theirs).max() / mx.abs(theirs).max()).item())
+    return "" if error < 1e-5 else f"products with 4-bit weights differ from MLX's by {error:.1e}"
+
+
 def check_core() -> str:
     """A prompt goes into the radix tree and comes out again."""
     pool = BlockPool(8)
@@ -94,6 +105,7 @@ def check_blas() -> str:
 CHECKS: dict[str, Callable[[], str]] = {
     "radix tree and block pool": check_core,
     "paged attention": check_attention,
+    "fused ops": check_products,
     "slab stays in place": check_slab_stays_in_place,
     "BLAS": check_blas,
 }

@@ -8,8 +8,10 @@ from enum import Enum, auto
 import numpy as np
 from numpy.typing import NDArray
 
+from pomona._ops import DrawRule
 from pomona.link.messages import Sampling
 from pomona.worker.penalties import LogitShaper
+from pomona.worker.sampler import rule_of
 
 Int32Array = NDArray[np.int32]
 EMPTY = np.empty(0, np.int32)
@@ -63,6 +65,7 @@ class Sequence:
     boundaries: tuple[int, ...] = ()
     shaper: LogitShaper | None = None
     prompt_logprobs: int | None = None
+    rule: DrawRule = field(init=False)
     state: RowState = RowState.WAITING
     table: Int32Array = field(default_factory=lambda: EMPTY)
     reserved: int = 0
@@ -75,6 +78,11 @@ class Sequence:
     passing_state: int = 0
     """Handle of a snapshot that goes when the next chunk has left its own, or 0."""
     scored: int = 0
+    awaited: AwaitedPrefix | None = None
+    """What a waiting row lets a running one compute first."""
+
+    def __post_init__(self) -> None:
+        self.rule = rule_of(self.sampling)
 
     @property
     def pending(self) -> int:
@@ -98,6 +106,8 @@ class Sequence:
     @property
     def runnable(self) -> int:
         """Pending tokens that may run in one step: those up to the next boundary."""
+        if self.pending <= 1:
+            return self.pending
         until = next((end - self.computed for end in self.boundaries if end > self.computed), self.pending)
         limit = SCORED_CHUNK if self.wants_scores else self.pending
         return min(self.pending, until, limit)
@@ -114,3 +124,17 @@ class Sequence:
         """
         last = len(self.tokens) - 1
         return min(last, self.scored) if self.wants_scores else last
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedPrefix:
+    """A prefix that a running row has in common with a waiting one."""
+
+    row: Sequence
+    until: int
+    """Tokens that the row has computed when less than a block is left to wait for."""
+
+    @property
+    def coming(self) -> bool:
+        row = self.row
+        return row.state is RowState.RUNNING and row.prefilling and row.confirmed <= self.until
