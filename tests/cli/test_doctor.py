@@ -132,6 +132,17 @@ print('{"check": "attention", "problem": ""}')""",
                 )
             ],
         ),
+        (
+            """raise ImportError("POMONA_CPU_THREADS=0 is wrong")""",
+            [
+                (
+                    State.FAILED,
+                    "engine",
+                    "the self-test is not available or crashed (ImportError: POMONA_CPU_THREADS=0 is wrong); "
+                    "correct that variable",
+                )
+            ],
+        ),
     ],
 )
 def test_doctor_reads_the_self_test(script: str, expected: list[tuple[State, str, str]]) -> None:

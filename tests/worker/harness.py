@@ -23,7 +23,7 @@ from pomona.kv import seam
 from pomona.kv.readers import Reader, make_caches
 from pomona.kv.row_states import StateBank, StockRows
 from pomona.kv.store import KVStore
-from pomona.link.messages import FinishReason, RowUpdate, Sampling, Submit
+from pomona.link.messages import FinishReason, RowUpdate, Sampling, Submit, TokenLogprobs
 from pomona.worker.engine import Engine
 from pomona.worker.model import LoadedModel, load
 from pomona.worker.runner import Runner
@@ -51,6 +51,7 @@ class Answer:
     finish: FinishReason | None = None
     error: str | None = None
     cached: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class ModelUnderTest:
@@ -148,6 +149,7 @@ class Collector:
             answer = self.answers.setdefault(update.id, Answer())
             assert answer.finish is None, "news of a row that has ended"
             answer.tokens += update.tokens
+            answer.logprobs += update.logprobs
             answer.finish = update.finish
             answer.error = update.error
             answer.cached = max(answer.cached, update.cached_tokens)

@@ -79,6 +79,34 @@ def test_the_same_alone_in_a_batch_parked_and_with_or_without_look_ahead(
         check_with_oracle(subject, request, alone[request.id])
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "qwen3_moe"])
+def test_not_a_bit_depends_on_neighbours_chunks_or_cached_prefixes(
+    tiny_model: Callable[[str], Path], name: str
+) -> None:
+    """Log probabilities are compared without tolerance: sums have one order where whole layers are ops."""
+    model = ModelUnderTest(tiny_model(name))
+    prompts = [model.prompt(length, seed=length) for length in (70, 9, 1, 33, 90, 17, 40, 5)]
+    requests = [
+        submission(i, prompt, 12, sampling=Sampling(temperature=1.0, seed=i, logprobs=3))
+        for i, prompt in enumerate(prompts)
+    ]
+    alone = {r.id: run(model.engine(), [r])[r.id] for r in requests}
+    warm = model.engine()
+    run(warm, [submission(10 + i, prompt[: len(prompt) // 2 + 1], 2) for i, prompt in enumerate(prompts)])
+    late = [0, 0, 1, 2, 2, 3, 4, 5]
+    for engine, arrivals in (
+        (model.engine(), None),
+        (model.engine(chunk=7), None),
+        (model.engine(chunk=61, block_size=4, look_ahead=False), late),
+        (model.engine(pool_tokens=208, reserve_tokens=16, chunk=32), late),
+        (warm, None),
+    ):
+        answers = run(engine, requests, arrivals)
+        assert _texts(answers) == _texts(alone)
+        assert all(answers[r.id].logprobs == alone[r.id].logprobs for r in requests)
+    assert all(len(answer.logprobs) == 12 for answer in alone.values())
+
+
 def test_a_hybrid_model_samples_the_same_when_parked(tiny_model: Callable[[str], Path]) -> None:
     hybrid = ModelUnderTest(tiny_model("qwen3_5"))
     requests = random_requests(hybrid, seed=5)

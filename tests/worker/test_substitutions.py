@@ -358,8 +358,19 @@ def test_a_model_that_disagrees_gets_no_ops(
     loaded = load(WorkerOptions(model=str(tiny_model("llama")), pool_tokens=1024))
     assert loaded.reader is Reader.PAGED
     assert class_name(loaded.model.layers[0]) == "llama.TransformerBlock"
-    assert re.match(r"paged reader with fused ops not used \(logits differ by", loaded.notes[0])
-    assert "paged reader with fused ops not used" in caplog.text
+    refused = "paged reader with fused ops and row selection not used"
+    assert re.match(rf"{refused} \(logits differ by", loaded.notes[0])
+    assert refused in caplog.text
+
+
+def test_a_head_that_is_not_used_costs_no_ops(llama: nn.Module) -> None:
+    """The tied embedding gives the logits, but the model has an lm_head as well."""
+    llama.lm_head = nn.Linear(128, 512, bias=False)
+    choice = choose_reader(llama, read_layout(llama))
+    assert choice.wanted is None
+    assert choice.ops.counts["decoder layer"] == 4
+    [note] = choice.notes
+    assert note.startswith("paged reader with fused ops and row selection not used (logits differ by")
 
 
 def test_float32_activations_are_temporary(tiny_model: Callable[[str], Path]) -> None:

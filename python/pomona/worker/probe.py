@@ -70,8 +70,9 @@ class _Installed:
 
     @property
     def words(self) -> str:
-        with_ops = " with fused ops" if self.ops.done else ""
-        return with_ops + ("" if self.selected else " without row selection")
+        parts = [("fused ops", self.ops.done), ("row selection", self.selected)]
+        there = [words for words, part in parts if part]
+        return f" with {' and '.join(there)}" if there else ""
 
 
 def choose_reader(model: Any, layout: CacheLayout, reader: str = "auto", fused: bool = True) -> ReaderChoice:

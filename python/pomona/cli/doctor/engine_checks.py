@@ -33,12 +33,9 @@ def check_worker(command: list[str]) -> Iterator[Finding]:
             state = State.FAILED if problem else State.OK
             yield Finding(state, str(check), str(problem or "works"))
     if child.returncode != 0 and not reported_failure:
-        last = child.stderr.strip().splitlines()[-1:] or ["no message"]
-        yield Finding(
-            State.FAILED,
-            "engine",
-            f"the self-test is not available or crashed ({last[0]}); install pomona again",
-        )
+        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        advice = "correct that variable" if "POMONA_" in last else "install pomona again"
+        yield Finding(State.FAILED, "engine", f"the self-test is not available or crashed ({last}); {advice}")
 
 
 def _json_lines(text: str) -> Iterator[dict[str, Any]]:
