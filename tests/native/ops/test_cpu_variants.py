@@ -17,6 +17,7 @@ VARIANTS = {"x86_64": ("generic", "avx2", "avx512"), "AMD64": ("generic", "avx2"
 FILES = (
     "test_choose.py",
     "test_linear.py",
+    "test_logprobs.py",
     "test_update_and_attend.py",
     "test_update_and_gather.py",
     "test_in_place.py",
