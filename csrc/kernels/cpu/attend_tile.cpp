@@ -68,7 +68,24 @@ struct DenseRows {
   void fetch_ahead(int64_t, int64_t, int64_t) const {}
 };
 
-// c[r, :] += sum over d of a[r, d] * b(d)[column + :], for R rows and N vectors of columns.
+// Dense rows; while they are read, the columns from `first` on of a slab's next rows are asked for,
+// some of each row per kChunk rows. So the requests spread over the time between two chunks.
+template <typename T>
+struct DenseRowsAskingAhead {
+  static constexpr int64_t kColumns = 32;
+
+  DenseRows dense;
+  SlabRows<T> slab;
+  int64_t first;
+
+  const float* operator()(int64_t j) const { return dense(j); }
+  __attribute__((always_inline)) void fetch_ahead(int64_t j, int64_t column, int64_t) const {
+    if (column == 0) slab.fetch_ahead(j % kChunk, first + j / kChunk * kColumns, kColumns);
+  }
+};
+
+// c[r, :] += sum over d of a[r, d] * b(d)[column + :], for R rows and N vectors of columns;
+// depth > 0.
 template <int R, int N, typename Rows>
 void multiply_block(const float* a, int64_t a_stride, const Rows& b, int64_t column, int64_t depth,
                     float* c, int64_t c_stride) {
@@ -78,7 +95,8 @@ void multiply_block(const float* a, int64_t a_stride, const Rows& b, int64_t col
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) sums[r][n] = load(c + r * c_stride + column + n * kLanes);
   }
-  for (int64_t d = 0; d < depth; d++) {
+  int64_t d = 0;
+  do {  // a loop that may not run at all makes GCC keep a second copy of the sums
     const auto* from = b(d) + column;
     b.fetch_ahead(d, column, N * kLanes);
     Lanes columns[N];
@@ -90,7 +108,7 @@ void multiply_block(const float* a, int64_t a_stride, const Rows& b, int64_t col
 #pragma GCC unroll 8
       for (int n = 0; n < N; n++) sums[r][n] = fma(factor, columns[n], sums[r][n]);
     }
-  }
+  } while (++d < depth);
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
 #pragma GCC unroll 8
@@ -123,11 +141,16 @@ void multiply_columns(int64_t rows, const float* a, int64_t a_stride, const Rows
 template <typename Rows>
 void multiply(int64_t rows, int64_t width, int64_t depth, const float* a, int64_t a_stride,
               const Rows& b, float* c, int64_t c_stride) {
+  static_assert(kTileVectors == 2 || kTileVectors == 4);
   int64_t column = 0;
   for (; column + kTileVectors * kLanes <= width; column += kTileVectors * kLanes) {
     multiply_columns<kTileVectors>(rows, a, a_stride, b, column, depth, c, c_stride);
   }
-  for (; column < width; column += kLanes) {
+  if (column + 2 * kLanes <= width) {
+    multiply_columns<2>(rows, a, a_stride, b, column, depth, c, c_stride);
+    column += 2 * kLanes;
+  }
+  if (column < width) {
     multiply_columns<1>(rows, a, a_stride, b, column, depth, c, c_stride);
   }
 }
@@ -153,34 +176,36 @@ void load_query(const TokenRows& q, const T* from, Lanes factor, float* to) {
   }
 }
 
-// keys[d, j] = K of key j in the span: squares of lanes are transposed in registers.
+// to[d, :] = rows[:][d] for the first `depth` d, a square that is transposed in registers.
+template <bool kWhole, typename T>
+void pack_square(const T* const (&rows)[kLanes], int64_t first, int64_t depth, float* to) {
+  Lanes square[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; i++) {
+    square[i] = kWhole ? load(rows[i] + first) : load_part(rows[i] + first, depth);
+  }
+  transpose(square);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; i++) {
+    if (kWhole || i < depth) store(to + i * kChunk, square[i]);
+  }
+}
+
+// keys[d, j] = K of key j in the span. Asks for the first `ahead` columns of the next rows.
 template <typename T>
-void pack_keys(const SlabRows<T>& from, Span span, int64_t dim, float* keys) {
+void pack_keys(const SlabRows<T>& from, Span span, int64_t dim, int64_t ahead, float* keys) {
   for (int64_t j = span.low / kLanes * kLanes; j < span.high; j += kLanes) {
     const T* rows[kLanes];
     const Span known = part_of(span, j, kLanes);
     for (int64_t i = 0; i < kLanes; i++) {
       rows[i] = from(j + (i < known.low ? known.low : i < known.high ? i : known.high - 1));
     }
-    for (int64_t d = 0; d < dim; d += kLanes) {
-      float* to = keys + d * kChunk + j;
-      const int64_t depth = dim - d < kLanes ? dim - d : kLanes;
-      Lanes square[kLanes];
-      if (depth == kLanes) {
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; i++) {
-          square[i] = load(rows[i] + d);
-          from.fetch_ahead(j + i, d, kLanes);
-        }
-        transpose(square);
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; i++) store(to + i * kChunk, square[i]);
-      } else {
-        for (int64_t i = 0; i < kLanes; i++) square[i] = load_part(rows[i] + d, depth);
-        transpose(square);
-        for (int64_t i = 0; i < depth; i++) store(to + i * kChunk, square[i]);
-      }
+    int64_t d = 0;
+    for (; d + kLanes <= dim; d += kLanes) {
+      for (int64_t i = 0; d < ahead && i < kLanes; i++) from.fetch_ahead(j + i, d, kLanes);
+      pack_square<true>(rows, d, kLanes, keys + d * kChunk + j);
     }
+    if (d < dim) pack_square<false>(rows, d, dim - d, keys + d * kChunk + j);
   }
 }
 
@@ -195,26 +220,30 @@ void pack_values(const SlabRows<T>& from, Span span, int64_t dim, float* values,
   }
 }
 
-// Turns the scores of keys [low, high) into weights relative to the new peak, zero elsewhere, and
-// brings the row's running sums to that peak.
+// Turns the scores of the span into weights relative to the new peak, zero elsewhere, and brings
+// the row's running sums to that peak.
+template <bool kWholeChunk>
 void soften(float* scores, Span span, float* peak, float* total, float* values, int64_t width) {
-  const int64_t first = span.low / kLanes * kLanes;
+  const int64_t first = kWholeChunk ? 0 : span.low / kLanes * kLanes;
+  const int64_t end = kWholeChunk ? kChunk : span.high;
   const IntLanes index = lane_index();
-  const auto outside = [&](int64_t j) {
-    return (index < static_cast<int32_t>(span.low - j)) |
-           (index >= static_cast<int32_t>(span.high - j));
+  const auto inside = [&](int64_t j, Lanes x, float otherwise) {
+    if (kWholeChunk) return x;
+    const IntLanes outside = (index < static_cast<int32_t>(span.low - j)) |
+                             (index >= static_cast<int32_t>(span.high - j));
+    return select(outside, broadcast(otherwise), x);
   };
   Lanes highest = broadcast(kLowest);
-  for (int64_t j = first; j < span.high; j += kLanes) {
-    highest = max(highest, select(outside(j), broadcast(kLowest), load(scores + j)));
+  for (int64_t j = first; j < end; j += kLanes) {
+    highest = max(highest, inside(j, load(scores + j), kLowest));
   }
   const float old_peak = *peak;
   const float chunk_peak = max(highest);
   const float new_peak = old_peak > chunk_peak ? old_peak : chunk_peak;
 
   Lanes weight = {};
-  for (int64_t j = first; j < span.high; j += kLanes) {
-    const Lanes p = select(outside(j), Lanes{}, exp2(load(scores + j) - broadcast(new_peak)));
+  for (int64_t j = first; j < end; j += kLanes) {
+    const Lanes p = inside(j, exp2(load(scores + j) - broadcast(new_peak)), 0.0f);
     store(scores + j, p);
     weight += p;
   }
@@ -397,16 +426,8 @@ class Work {
                  int64_t ahead_head, const Sums& sums) {
     const Span span = part_of(keys_, first, kChunk);
     with_type(a_.keys.type, [&]<typename T>(T) {
-      pack_keys(slab_rows<T>(a_.keys, head, slots, ahead_head, ahead_slots), span, a_.keys.dim,
-                scratch_.keys);
+      score(head, span, slab_rows<T>(a_.keys, head, slots, ahead_head, ahead_slots));
     });
-    const int64_t low = span.low / kLanes * kLanes, high = round_up(span.high, kLanes);
-    for (int64_t r = 0; r < head_rows_; r++) {
-      for (int64_t j = low; j < high; j += kLanes) store(scratch_.scores + r * kChunk + j, Lanes{});
-    }
-    multiply(head_rows_, high - low, a_.keys.dim,
-             scratch_.queries + head * head_rows_ * a_.keys.dim, a_.keys.dim,
-             DenseRows{scratch_.keys + low, kChunk}, scratch_.scores + low, kChunk);
     const Sums own{sums.values + head * head_rows_ * scratch_.value_width,
                    sums.peak + head * head_rows_, sums.total + head * head_rows_};
     with_type(a_.values.type, [&]<typename T>(T) {
@@ -417,6 +438,28 @@ class Work {
       pack_values(rows, span, a_.values.dim, scratch_.values, scratch_.value_width);
       add_values(first, own, DenseRows{scratch_.values, scratch_.value_width});
     });
+  }
+
+  // Scores of all rows of a KV head against the keys of the span.
+  template <typename T>
+  void score(int64_t head, Span span, const SlabRows<T>& keys) const {
+    using Asking = DenseRowsAskingAhead<T>;
+    const int64_t dim = a_.keys.dim;
+    const int64_t later = head_rows_ <= kTileRows ? dim / kChunk * Asking::kColumns : 0;
+    const int64_t ahead = dim - later;
+    pack_keys(keys, span, dim, ahead, scratch_.keys);
+
+    const int64_t low = span.low / kLanes * kLanes, width = round_up(span.high, kLanes) - low;
+    for (int64_t r = 0; r < head_rows_; r++) {
+      float* scores = scratch_.scores + r * kChunk + low;
+      for (int64_t j = 0; j < width; j += kLanes) store(scores + j, Lanes{});
+    }
+    const DenseRows packed{scratch_.keys + low, kChunk};
+    const auto multiply_by = [&](const auto& rows) {
+      multiply(head_rows_, width, dim, scratch_.queries + head * head_rows_ * dim, dim, rows,
+               scratch_.scores + low, kChunk);
+    };
+    later > 0 ? multiply_by(Asking{packed, keys, ahead}) : multiply_by(packed);
   }
 
   // Neighbours that see the same keys of the chunk go together; the products never touch a value
@@ -432,8 +475,10 @@ class Work {
       float* scores = scratch_.scores + row * kChunk;
       float* to = sums.values + row * scratch_.value_width;
       for (int64_t r = 0; r < count; r++) {
-        soften(scores + r * kChunk, seen, sums.peak + row + r, sums.total + row + r,
-               to + r * scratch_.value_width, width_);
+        (seen == Span{0, kChunk} ? soften<true>
+                                 : soften<false>)(scores + r * kChunk, seen, sums.peak + row + r,
+                                                  sums.total + row + r,
+                                                  to + r * scratch_.value_width, width_);
       }
       multiply(count, width_, seen.high - seen.low, scores + seen.low, kChunk,
                rows_from(values, seen.low), to, scratch_.value_width);

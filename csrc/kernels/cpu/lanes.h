@@ -73,8 +73,16 @@ inline Lanes select(IntLanes mask, Lanes yes, Lanes no) {
   return bits_of<Lanes>((bits_of<IntLanes>(yes) & mask) | (bits_of<IntLanes>(no) & ~mask));
 }
 
-// NaN in `b` is passed on.
-inline Lanes max(Lanes a, Lanes b) { return select(a > b, a, b); }
+// a > b ? a : b, so NaN in `b` is passed on.
+inline Lanes max(Lanes a, Lanes b) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(a, b);
+#else
+  return select(a > b, a, b);
+#endif
+}
 
 inline IntLanes lane_index() {
   IntLanes index;
@@ -97,7 +105,12 @@ inline ShortLanes load_shorts(const void* from) {
 }
 
 inline Lanes load(const Bfloat* from) {
+#if defined(__AVX512F__)  // GCC widens halves of the vector
+  const __m512i words = _mm512_cvtepu16_epi32(bits_of<__m256i>(load_shorts(from)));
+  return bits_of<Lanes>(_mm512_slli_epi32(words, 16));
+#else
   return bits_of<Lanes>(__builtin_convertvector(load_shorts(from), WordLanes) << 16);
+#endif
 }
 
 inline void store(Bfloat* to, Lanes x) {
@@ -202,7 +215,7 @@ inline float max(Lanes x) {
 
 // 2^x for x <= 0, exact at 0; below 2^-126 it stays there.
 inline Lanes exp2(Lanes x) {
-  x = select(x < broadcast(-126.0f), broadcast(-126.0f), x);
+  x = max(broadcast(-126.0f), x);
   // Adding 1.5 * 2^23 leaves the nearest integer in the low mantissa bits.
   const Lanes shifted = x + broadcast(0x1.8p23f);
   const Lanes f = x - (shifted - broadcast(0x1.8p23f));
@@ -232,8 +245,9 @@ inline Lanes unzip_quads(Lanes a, Lanes b, std::integer_sequence<int, I...>) {
 }
 
 // Transposes a square of lanes: first within squares of four, then those squares. Processors
-// shuffle within quads of lanes, and whole quads, at less cost than across them.
-inline void transpose(Lanes (&x)[kLanes]) {
+// shuffle within quads of lanes, and whole quads, at less cost than across them. Inlined by force:
+// the square would go through memory.
+__attribute__((always_inline)) inline void transpose(Lanes (&x)[kLanes]) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
 #pragma GCC unroll 4
   for (int i = 0; i < kLanes; i += 4) {

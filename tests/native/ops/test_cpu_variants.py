@@ -15,6 +15,7 @@ VARIANTS = {"x86_64": ("generic", "avx2", "avx512"), "AMD64": ("generic", "avx2"
     platform.machine(), ("neon",)
 )
 FILES = (
+    "test_attention_splits.py",
     "test_choose.py",
     "test_linear.py",
     "test_logprobs.py",
