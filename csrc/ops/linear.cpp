@@ -3,12 +3,14 @@
 #include <stdexcept>
 #include <utility>
 
-#include "kernels/cpu/linear.h"
+#include "kernels/cpu/embed.h"
+#include "kernels/cpu/project.h"
 #include "kernels/cpu/variant.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/utils.h"
 #include "ops/dense_input.h"
 #include "ops/require.h"
+#include "ops/row_primitive.h"
 
 namespace pomona::ops {
 namespace {
@@ -28,35 +30,17 @@ mx::Shape with_axis(mx::Shape shape, int64_t last) {
 }  // namespace
 
 mx::array linear(const mx::array& x, std::shared_ptr<const Weights> weights) {
-  kernels::kernels();  // a wrong choice must raise here, not later on the stream's thread
   const Require require{"linear"};
   require(weights->experts() == 0, "the weights are a stack of ", weights->experts(), " matrices");
   require(x.ndim() >= 1 && x.shape(-1) == weights->depth(), "x has shape ", x.shape(),
           ", expected [..., ", weights->depth(), "]");
-  float_of(x.dtype(), "linear: x");
-  const mx::Shape shape = with_last(x.shape(), weights->rows());
-  return mx::array(shape, x.dtype(),
-                   std::make_shared<Linear>(mx::to_stream({}), std::move(weights)), {x});
-}
-
-std::vector<mx::Shape> Linear::output_shapes(const std::vector<mx::array>& inputs) {
-  return {with_last(inputs[0].shape(), weights_->rows())};
-}
-
-void Linear::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
-  mx::cpu::get_command_encoder(stream()).dispatch([x = mx::array::unsafe_weak_copy(inputs[0]),
-                                                   out = mx::array::unsafe_weak_copy(outputs[0]),
-                                                   weights = weights_]() mutable {
-    const int64_t rows = static_cast<int64_t>(x.size()) / weights->depth();
-    std::vector<char> copy;
-    kernels::linear(dense_input(x, copy), float_of(x.dtype(), "x"), rows, weights->matrix(),
-                    weights->bias(), out.data<void>());
-  });
-}
-
-void Linear::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-  throw std::runtime_error("linear has no GPU kernel: use the model's own layer");
+  mx::Shape shape = with_last(x.shape(), weights->rows());
+  return row_primitive("linear", {x}, std::move(shape),
+                       [weights = std::move(weights)](const auto&, const kernels::Rows& rows,
+                                                      const kernels::Target& out) {
+                         kernels::project_rows({weights->matrix(), weights->bias()}, rows, 1.0f,
+                                               kernels::no_rows(), out);
+                       });
 }
 
 mx::array embed(const mx::array& ids, std::shared_ptr<const Weights> weights) {
@@ -83,7 +67,7 @@ void Embed::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array
     std::vector<char> copy;
     kernels::embed(static_cast<const int32_t*>(dense_input(ids, copy)),
                    static_cast<int64_t>(ids.size()), weights->matrix(),
-                   float_of(out.dtype(), "out"), out.data<void>());
+                   {out.data<void>(), float_of(out.dtype(), "out"), weights->depth()});
   });
 }
 

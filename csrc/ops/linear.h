@@ -18,23 +18,6 @@ mlx::core::array linear(const mlx::core::array& x, std::shared_ptr<const Weights
 // outside gives NaN.
 mlx::core::array embed(const mlx::core::array& ids, std::shared_ptr<const Weights> weights);
 
-// Input: x.
-class Linear : public mlx::core::Primitive {
- public:
-  Linear(mlx::core::Stream stream, std::shared_ptr<const Weights> weights)
-      : Primitive(stream), weights_(std::move(weights)) {}
-
-  void eval_cpu(const std::vector<mlx::core::array>& inputs,
-                std::vector<mlx::core::array>& outputs) override;
-  void eval_gpu(const std::vector<mlx::core::array>& inputs,
-                std::vector<mlx::core::array>& outputs) override;
-  const char* name() const override { return "Linear"; }
-  std::vector<mlx::core::Shape> output_shapes(const std::vector<mlx::core::array>& inputs) override;
-
- private:
-  std::shared_ptr<const Weights> weights_;
-};
-
 // Input: ids.
 class Embed : public mlx::core::Primitive {
  public:

@@ -6,6 +6,7 @@
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "ops/require.h"
+#include "ops/values.h"
 
 namespace pomona::ops {
 namespace {
@@ -45,12 +46,6 @@ mx::array settled(const mx::array& x) {
   mx::array dense = mx::contiguous(x);
   mx::eval(dense);
   return dense;
-}
-
-std::vector<float> as_floats(const mx::array& x) {
-  mx::array floats = mx::contiguous(mx::astype(x, mx::float32));
-  mx::eval(floats);
-  return {floats.data<float>(), floats.data<float>() + floats.size()};
 }
 
 }  // namespace
@@ -101,7 +96,7 @@ Weights::Weights(const mx::array& weight, const std::optional<mx::array>& scales
     mx::Shape expected(weight.shape().begin(), weight.shape().end() - 1);
     require(bias->shape() == expected, "bias has shape ", bias->shape(), ", expected ", expected);
     float_of(bias->dtype(), "Weights: bias");
-    bias_ = std::make_shared<const std::vector<float>>(as_floats(*bias));
+    bias_ = std::make_shared<const std::vector<float>>(values_of(*bias));
   }
 }
 

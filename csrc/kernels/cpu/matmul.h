@@ -51,10 +51,6 @@ class PackedLayout {
   int64_t rows_, depth_, tile_rows_;
 };
 
-// Packs float32 rows [rows, depth], `stride` floats apart: one tile of them.
-void pack_tile(const PackedLayout& layout, int64_t tile, const float* rows, int64_t stride,
-               float* packed);
-
 // Columns [first, first + kUnit) of a matrix; those past its end give numbers without meaning.
 struct Unit {
   const Weights* weights;

@@ -38,8 +38,8 @@ void pack(const Rows& rows, const Norm* norm, const PackedLayout& layout, float*
 void share_units(int64_t work, int64_t units, int64_t step,
                  FunctionRef<void(int64_t, int64_t)> body);
 
-// Units of few rows are faster two at once than one after the other.
-inline int64_t units_at_once(int64_t rows) { return rows <= 4 ? 2 : 1; }
+// Units of a single row are faster two at once than one after the other.
+inline int64_t units_at_once(int64_t rows) { return rows == 1 ? 2 : 1; }
 
 // Calls finish(i, first, columns, sums) for every unit of matrix i: `sums` [rows, kUnit] are its
 // products, without bias. Any thread may call it, in any order.
