@@ -9,6 +9,7 @@
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
 #include "mlx/utils.h"
+#include "ops/cpu_stream.h"
 #include "ops/require.h"
 
 namespace pomona::ops {
@@ -33,7 +34,7 @@ std::tuple<mx::array, mx::array, mx::array> logprobs(const mx::array& logits,
   const auto columns = std::min(top, logits.shape(1));
   std::vector<mx::array> made = mx::array::make_arrays(
       {{rows}, {rows, columns}, {rows, columns}}, {mx::float32, mx::int32, mx::float32},
-      std::make_shared<Logprobs>(mx::to_stream({})),
+      std::make_shared<Logprobs>(cpu_stream()),
       {mx::contiguous(mx::astype(logits, mx::float32)), mx::contiguous(tokens)});
   return {made[0], made[1], made[2]};
 }
@@ -61,7 +62,7 @@ void Logprobs::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::ar
 }
 
 void Logprobs::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-  throw std::runtime_error("logprobs has no GPU form yet: use the CPU device");
+  throw std::runtime_error("logprobs runs on the CPU only");
 }
 
 }  // namespace pomona::ops
