@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
@@ -17,6 +18,7 @@
 #include "ops/expert_mlp.h"
 #include "ops/gated_mlp.h"
 #include "ops/linear.h"
+#include "ops/logprobs.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "ops/row_tables.h"
@@ -309,6 +311,7 @@ NB_MODULE(_ops, m) {
       "logits"_a, "edits"_a, "unread"_a = nb::none());
 
   m.def("choose", &ops::choose, "logits"_a, "rules"_a, "indices"_a);
+  m.def("logprobs", &ops::logprobs, "logits"_a, "tokens"_a, "top"_a);
   using MaybeArray = std::optional<mlx::core::array>;
   nb::class_<SharedWeights>(m, "Weights")
       .def(

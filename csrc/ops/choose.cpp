@@ -7,6 +7,7 @@
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
 #include "mlx/utils.h"
+#include "ops/cpu_stream.h"
 #include "ops/require.h"
 
 namespace pomona::ops {
@@ -27,10 +28,9 @@ mx::array choose(const mx::array& logits, std::vector<kernels::DrawRule> rules,
   const auto rows = static_cast<size_t>(logits.shape(0));
   require(rules.size() == rows && indices.size() == rows, "there are ", rows,
           " rows of logits but ", rules.size(), " rules and ", indices.size(), " indices");
-  return mx::array(
-      {logits.shape(0)}, mx::int32,
-      std::make_shared<Choose>(mx::to_stream({}), std::move(rules), std::move(indices)),
-      {mx::contiguous(logits)});
+  return mx::array({logits.shape(0)}, mx::int32,
+                   std::make_shared<Choose>(cpu_stream(), std::move(rules), std::move(indices)),
+                   {mx::contiguous(logits)});
 }
 
 std::vector<mx::Shape> Choose::output_shapes(const std::vector<mx::array>& inputs) {
@@ -55,7 +55,7 @@ void Choose::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::arra
 }
 
 void Choose::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-  throw std::runtime_error("choose has no GPU form yet: use the CPU device");
+  throw std::runtime_error("choose runs on the CPU only");
 }
 
 }  // namespace pomona::ops

@@ -8,6 +8,7 @@
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
 #include "mlx/utils.h"
+#include "ops/cpu_stream.h"
 #include "ops/require.h"
 
 namespace pomona::ops {
@@ -42,8 +43,7 @@ mx::array edit_logits(const mx::array& logits, std::vector<kernels::LogitEdits> 
   std::vector<mx::array> inputs{mx::contiguous(mx::astype(logits, mx::float32))};
   if (unread) inputs.push_back(mx::contiguous(*unread));
   return mx::array(logits.shape(), mx::float32,
-                   std::make_shared<EditLogits>(mx::to_stream({}), std::move(edits)),
-                   std::move(inputs));
+                   std::make_shared<EditLogits>(cpu_stream(), std::move(edits)), std::move(inputs));
 }
 
 std::vector<mx::Shape> EditLogits::output_shapes(const std::vector<mx::array>& inputs) {
@@ -73,7 +73,7 @@ void EditLogits::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::
 }
 
 void EditLogits::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-  throw std::runtime_error("edit_logits has no GPU form yet: use the CPU device");
+  throw std::runtime_error("edit_logits runs on the CPU only");
 }
 
 }  // namespace pomona::ops

@@ -4,15 +4,15 @@
 #include <utility>
 
 #include "mlx/backend/cpu/encoder.h"
-#include "mlx/utils.h"
+#include "ops/cpu_stream.h"
 
 namespace pomona::ops {
 
 namespace mx = mlx::core;
 
 mx::array stamp(const mx::array& x, std::shared_ptr<Moment> moment) {
-  return mx::array(x.shape(), x.dtype(),
-                   std::make_shared<Stamp>(mx::to_stream({}), std::move(moment)), {x});
+  return mx::array(x.shape(), x.dtype(), std::make_shared<Stamp>(cpu_stream(), std::move(moment)),
+                   {x});
 }
 
 std::vector<mx::Shape> Stamp::output_shapes(const std::vector<mx::array>& inputs) {
@@ -25,7 +25,7 @@ void Stamp::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array
 }
 
 void Stamp::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-  throw std::runtime_error("stamp has no GPU form yet: use the CPU device");
+  throw std::runtime_error("stamp runs on the CPU only");
 }
 
 }  // namespace pomona::ops

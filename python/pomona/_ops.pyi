@@ -323,6 +323,14 @@ def switch_glu(x: mx.array, experts: Experts, indices: mx.array) -> mx.array:
     [..., k, hidden] in x's dtype, as mlx-lm's SwitchGLU.
     """
 
+def logprobs(logits: mx.array, tokens: mx.array, top: int) -> tuple[mx.array, mx.array, mx.array]:
+    """Log probabilities under log_softmax of logits [N, V], in float32.
+
+    Of int32 tokens [N]: their own [N]; the ids of the `top` likeliest tokens, int32 [N, min(top, V)], the
+    likeliest first and of equal ones the smaller id; and theirs. NaN for a token outside the vocabulary, and
+    for a row whose largest logit is not finite.
+    """
+
 class Moment:
     """A point in time on the steady clock."""
 

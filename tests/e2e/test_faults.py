@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -263,8 +263,9 @@ def descriptors(server: Server) -> dict[str, int]:
     """How many of each kind the server holds."""
     kinds: dict[str, int] = {}
     for link in Path(f"/proc/{server.process.pid}/fd").iterdir():
-        kind = os.readlink(link).partition(":")[0]
-        kinds[kind] = kinds.get(kind, 0) + 1
+        with suppress(FileNotFoundError):  # closed since
+            kind = os.readlink(link).partition(":")[0]
+            kinds[kind] = kinds.get(kind, 0) + 1
     return kinds
 
 

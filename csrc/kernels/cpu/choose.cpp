@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <cfloat>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -86,10 +86,11 @@ Cut find_cut(Scratch& scratch, float floor, double Mass::* measure, double targe
 
 // What the k-th largest weight surely reaches: the largest of a block is not below its mean.
 float floor_of_top_k(const Scratch& scratch, int64_t k) {
-  if (k > static_cast<int64_t>(scratch.sums.size())) return FLT_MIN;
+  if (k > static_cast<int64_t>(scratch.sums.size())) return std::numeric_limits<float>::min();
   std::vector<float> sums = scratch.sums;
   std::ranges::nth_element(sums, sums.begin() + (k - 1), std::greater{});
-  return std::max(sums[k - 1] / kDrawBlock * 0.999f, FLT_MIN);  // sums are rounded
+  return std::max(sums[k - 1] / kDrawBlock * 0.999f,
+                  std::numeric_limits<float>::min());  // sums are rounded
 }
 
 // The smallest weight that min_p, top_k and top_p keep; 0 when they keep all.
@@ -106,8 +107,8 @@ float least_kept(Scratch& scratch, const DrawRule& rule, int64_t vocab) {
     if (total == 0) total = scratch.total();
     // What is less likely than (1 - top_p) / vocab weighs less than 1 - top_p together.
     const auto floor = static_cast<float>((1.0 - rule.top_p) * total / static_cast<double>(vocab));
-    const Cut cut =
-        find_cut(scratch, std::max({floor, least, FLT_MIN}), &Mass::weight, rule.top_p * total);
+    const Cut cut = find_cut(scratch, std::max({floor, least, std::numeric_limits<float>::min()}),
+                             &Mass::weight, rule.top_p * total);
     least = std::max(least, cut.value);
   }
   return least;

@@ -51,7 +51,6 @@ cpu_set_t usable_set() {
   if (sched_getaffinity(0, sizeof(set), &set) != 0) CPU_ZERO(&set);
   return set;
 }
-#endif
 
 // What a container may use of the machine, in cores; `most` without a limit.
 int cgroup_cores(int most) {
@@ -60,6 +59,7 @@ int cgroup_cores(int most) {
   if (!(file >> quota_us >> period_us) || period_us <= 0) return most;  // "max": no limit
   return std::clamp(static_cast<int>(quota_us / period_us + 0.5), 1, most);
 }
+#endif
 
 int usable_cores() {
   int cores = std::max(1u, std::thread::hardware_concurrency());

@@ -73,7 +73,7 @@ class ThreadPool {
 
   std::vector<std::thread> workers_;
   std::mutex turn_;  // held for the whole of a run
-  int callers_core_ = -1;
+  [[maybe_unused]] int callers_core_ = -1;
 
   // What a run is about. Written while the gate is closed and nobody is inside.
   std::unique_ptr<Part[]> parts_;

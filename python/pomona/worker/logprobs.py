@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import mlx.core as mx
-import numpy as np
 
+from pomona import _ops
 from pomona.link.messages import TokenLogprobs
 
 
@@ -22,7 +22,7 @@ class LazyLogprobs:
     logprobs: mx.array
     """float32 [n]"""
     top_tokens: mx.array
-    """int32 [n, k], in no order."""
+    """int32 [n, k], the most likely first."""
     top_logprobs: mx.array
 
     def arrays(self) -> list[mx.array]:
@@ -30,26 +30,14 @@ class LazyLogprobs:
 
     def read(self) -> list[TokenLogprobs]:
         """Wait for them."""
-        values = (self.tokens, self.logprobs, self.top_tokens, self.top_logprobs)
-        tokens, logprobs, top_tokens, top_logprobs = (np.array(value) for value in values)
-        order = np.lexsort((top_tokens, -top_logprobs), axis=-1)
-        top_tokens = np.take_along_axis(top_tokens, order, axis=-1)
-        top_logprobs = np.take_along_axis(top_logprobs, order, axis=-1)
-        tops = zip(top_tokens.tolist(), top_logprobs.tolist(), strict=True)
+        columns = (self.tokens, self.logprobs, self.top_tokens, self.top_logprobs)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
         return [
             TokenLogprobs(token, logprob, list(zip(ids, values, strict=True)))
-            for token, logprob, (ids, values) in zip(tokens.tolist(), logprobs.tolist(), tops, strict=True)
+            for token, logprob, ids, values in rows
         ]
 
 
 def logprobs_of(tokens: mx.array, logits: mx.array, top: int) -> LazyLogprobs:
     """Logprobs of tokens [n] and the `top` most likely ones under logits [n, V], lazily."""
-    logits = logits.astype(mx.float32)
-    normaliser = mx.logsumexp(logits, axis=-1, keepdims=True)
-    own = (mx.take_along_axis(logits, tokens[:, None], axis=-1) - normaliser)[:, 0]
-    top = min(top, logits.shape[-1])
-    if not top:
-        return LazyLogprobs(tokens, own, mx.zeros((len(tokens), 0), mx.int32), mx.zeros((len(tokens), 0)))
-    top_tokens = mx.argpartition(-logits, top - 1, axis=-1)[:, :top].astype(mx.int32)
-    top_logprobs = mx.take_along_axis(logits, top_tokens, axis=-1) - normaliser
-    return LazyLogprobs(tokens, own, top_tokens, top_logprobs)
+    return LazyLogprobs(tokens, *_ops.logprobs(logits, tokens, min(top, logits.shape[-1])))

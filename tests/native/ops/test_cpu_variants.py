@@ -18,6 +18,7 @@ FILES = (
     "test_attention_splits.py",
     "test_choose.py",
     "test_linear.py",
+    "test_logprobs.py",
     "test_update_and_attend.py",
     "test_update_and_gather.py",
     "test_in_place.py",

@@ -178,3 +178,12 @@ def test_weights_outlive_their_arrays() -> None:
     filler = [mx.ones((40, 64)) for _ in range(8)]
     mx.eval(filler)
     np.testing.assert_array_equal(np.array(_ops.linear(_random(2, 64, seed=1), weights)), expected)
+
+
+def test_weights_are_not_copied() -> None:
+    parts = mx.quantize(_random(512, 512), group_size=32, bits=4)
+    mx.eval(parts)
+    before = mx.get_active_memory()
+    weights = _ops.Weights(*parts, group_size=32, bits=4)
+    mx.eval(_ops.linear(_random(1, 512, seed=1), weights))
+    assert mx.get_active_memory() - before < 16384
