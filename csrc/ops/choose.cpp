@@ -1,5 +1,6 @@
 #include "ops/choose.h"
 
+#include <cmath>
 #include <stdexcept>
 #include <utility>
 
@@ -17,6 +18,15 @@ namespace mx = mlx::core;
 
 constexpr Require require{"choose"};
 
+bool in_unit(float x) { return x >= 0.0f && x <= 1.0f; }
+
+// Another rule could keep no token at all.
+void check(const kernels::DrawRule& rule) {
+  require(!std::isnan(rule.temperature), "a rule's temperature is not a number");
+  require(in_unit(rule.top_p) && in_unit(rule.min_p),
+          "a rule's top_p and min_p must be from 0 to 1, got ", rule.top_p, " and ", rule.min_p);
+}
+
 }  // namespace
 
 mx::array choose(const mx::array& logits, std::vector<kernels::DrawRule> rules,
@@ -28,6 +38,7 @@ mx::array choose(const mx::array& logits, std::vector<kernels::DrawRule> rules,
   const auto rows = static_cast<size_t>(logits.shape(0));
   require(rules.size() == rows && indices.size() == rows, "there are ", rows,
           " rows of logits but ", rules.size(), " rules and ", indices.size(), " indices");
+  for (const kernels::DrawRule& rule : rules) check(rule);
   return mx::array({logits.shape(0)}, mx::int32,
                    std::make_shared<Choose>(cpu_stream(), std::move(rules), std::move(indices)),
                    {mx::contiguous(logits)});

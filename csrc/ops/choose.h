@@ -11,7 +11,7 @@ namespace pomona::ops {
 
 // Tokens int32 [W] for logits [W, V] in float32, bfloat16 or float16; kNoToken where a row's
 // largest logit is not finite. Throws std::invalid_argument unless there is a rule and an index for
-// each row.
+// each row, and the rules are numbers, top_p and min_p from 0 to 1.
 mlx::core::array choose(const mlx::core::array& logits, std::vector<kernels::DrawRule> rules,
                         std::vector<uint64_t> indices);
 

@@ -45,10 +45,11 @@ void RowPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx
   mx::cpu::get_command_encoder(stream()).dispatch([views = std::move(views),
                                                    out = mx::array::unsafe_weak_copy(outputs[0]),
                                                    body = body_]() mutable {
-    if (out.size() == 0) return;
     const mx::array& x = views[0];
     const kernels::Float type = float_of(x.dtype(), "x");
-    const int64_t width = last(x), count = static_cast<int64_t>(x.size()) / width;
+    // Without rows the body still runs: it may have blocks of a slab to copy.
+    const int64_t width = last(x), size = static_cast<int64_t>(x.size());
+    const int64_t count = size == 0 ? 0 : size / width;
     std::vector<char> buffer;
     (*body)(views, {dense_input(x, buffer), type, count, width},
             {out.data<void>(), type, last(out)});

@@ -128,8 +128,8 @@ mx::Dtype Weights::dtype() const {
 
 Weights Weights::part(int64_t first, int64_t count) const {
   require(experts_ == 0, "only a single matrix has parts");
-  require(first >= 0 && count > 0 && first + count <= rows(), "rows [", first, ", ", first + count,
-          ") lie outside the ", rows(), " of the matrix");
+  const bool inside = first >= 0 && first < rows() && count > 0 && count <= rows() - first;
+  require(inside, count, " rows from ", first, " on lie outside the ", rows(), " of the matrix");
   Weights part = *this;
   // An "expert" of one row: the same arithmetic finds the first row of the part.
   part.first_.rows = 1;

@@ -161,9 +161,10 @@ def choose(logits: mx.array, rules: Sequence[DrawRule], indices: Sequence[int]) 
     """A token int32 [W] for each row of logits [W, V] in float32, bfloat16 or float16; -1 where a row holds
     NaN, +inf or nothing but -inf.
 
-    indices: how many tokens each row has drawn before. float32 inside. A row's token depends on its own
-    logits, rule and index alone: splitmix64 over seed and index gives two numbers, the first chooses a block
-    of 128 tokens by its probability, the second a token in it.
+    indices: how many tokens each row has drawn before. Raises ValueError for a rule whose temperature is NaN
+    or whose top_p or min_p is not from 0 to 1. float32 inside. A row's token depends on its own logits, rule
+    and index alone: splitmix64 over seed and index gives two numbers, the first chooses a block of 128 tokens
+    by its probability, the second a token in it.
     """
 
 class Weights:

@@ -267,6 +267,7 @@ void expert_mlp(const ExpertMlp& mlp, const Rows& x, const Norm* before, const N
 
 void switch_glu(std::span<const GatedMlp> experts, const Rows& x, const int32_t* indices, int64_t k,
                 const Target& out) {
+  if (k == 0) return;
   Workspace& w = workspace();
   const int64_t step = rows_at_once(experts[0], k), hidden = x.width;
   const std::vector<float> nothing(hidden, std::numeric_limits<float>::quiet_NaN());

@@ -150,3 +150,18 @@ def test_no_rows() -> None:
 def test_what_does_not_fit_is_refused(logits: mx.array, rules: int, indices: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _ops.choose(logits, [_ops.DrawRule(1.0)] * rules, [0] * indices)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [{"temperature": float("nan")}]
+    + [
+        {"temperature": 1.0, name: value}
+        for name in ("top_p", "min_p")
+        for value in (-1.0, 2.0, float("nan"))
+    ],
+    ids=str,
+)
+def test_rules_that_could_keep_no_token_are_refused(rule: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="choose: a rule's"):
+        _ops.choose(mx.zeros((1, 5)), [_ops.DrawRule(**rule)], [0])

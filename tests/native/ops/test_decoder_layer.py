@@ -228,11 +228,17 @@ def test_strided_input_and_batches():
 
 
 def test_no_rows():
-    layer = Layer("llama", mx.float32)
-    table = step_of(BLOCK, layer.tables, []).native()
-    out = _ops.decoder_layer(mx.zeros((1, 0, layer.hidden)), layer.native, layer.slab, table)
+    """Blocks are copied all the same."""
+    layer = Layer("llama", mx.float32, lengths=(20, 20))
+    layer.run(random((20, layer.hidden), mx.float32, 6), [(0, p) for p in range(20)])
+    source, target = layer.tables[0, 0], layer.tables[1, 0]
+    step = step_of(BLOCK, layer.tables, [])
+    step.copies = np.array([[source, target]], np.int32)
+    out = _ops.decoder_layer(mx.zeros((1, 0, layer.hidden)), layer.native, layer.slab, step.native())
     mx.eval(out)
     assert out.shape == (1, 0, layer.hidden)
+    for half in (layer.slab.keys(), layer.slab.values()):
+        assert mx.array_equal(half[int(target)], half[int(source)])
 
 
 def refused(match: str) -> Any:

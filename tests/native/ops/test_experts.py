@@ -153,6 +153,9 @@ def test_switch_glu_of_strided_indices_and_unknown_experts():
     partly = _ops.switch_glu(x, native, mx.array([[0, 4], [-1, 1], [2, 2], [3, 3], [0, 0], [1, 1]]))
     unknown = mx.isnan(partly).all(axis=-1).tolist()
     assert unknown == [[False, True], [True, False], *[[False, False]] * 4]
+    none = _ops.switch_glu(x, native, mx.zeros((6, 0), mx.int32))
+    mx.eval(none)
+    assert none.shape == (6, 0, 32)
 
 
 def refused(match: str) -> Any:

@@ -165,6 +165,8 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         _ops.linear(mx.zeros((2, 64), mx.int32), weights)
     with pytest.raises(ValueError, match="lie outside"):
         weights.part(4, 5)
+    with pytest.raises(ValueError, match="lie outside"):
+        weights.part(2**63 - 1, 1)
     with pytest.raises(ValueError, match="stack"):
         _ops.linear(_random(2, 64), _ops.Weights(_random(3, 8, 64)))
     with pytest.raises(ValueError, match="int32 or uint32"):
