@@ -25,6 +25,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
 from pairs import Goal, Pairs, alternate, spread, table
+from pomona.kv import seam
 from pomona.worker.model import LoadedModel
 from steps import BareRows, EngineRows, StockRow, equal_answers, prefill_seconds, prompts, step_seconds
 
@@ -122,6 +123,7 @@ def thin_llama(parent: Path) -> Path:
     """A model folder with random float32 weights."""
     folder = parent / "thin-llama"
     folder.mkdir()
+    seam.install()  # before the first of mlx-lm's model modules
     module: Any = importlib.import_module("mlx_lm.models.llama")
     model = module.Model(module.ModelArgs.from_dict(dict(THIN_LLAMA)))
     shapes = tree_flatten(model.parameters())

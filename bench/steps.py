@@ -20,6 +20,7 @@ from pomona.worker.sequence import Int32Array
 
 PREFILL_CHUNK = 256
 NO_COPIES = np.empty((0, 2), np.int32)
+GREEDY = _ops.DrawRule(0.0)
 
 
 class EngineRows:
@@ -53,7 +54,7 @@ class EngineRows:
 
 
 class BareRows:
-    """The same rows by the model call and argmax alone: same caches, same look-ahead, no scheduler.
+    """The same rows by the model call and the draw alone: same kernels, caches and look-ahead, no scheduler.
 
     Rows hold blocks for `tokens` tokens each from the start. For models without recurrent layers that are
     read through pages.
@@ -113,7 +114,10 @@ class BareRows:
         if self._loaded.wanted is not None:
             self._loaded.wanted.rows = wanted
         self._loaded.caches.bind(table, mx.array(positions), None)
-        return _argmax(self._loaded.model, ids, self._loaded.caches.layers)
+        logits = self._loaded.model(ids, cache=self._loaded.caches.layers).reshape(
+            -1, self._loaded.vocab_size
+        )
+        return _ops.choose(logits, [GREEDY] * len(logits), [0] * len(logits))
 
 
 class StockRow:
