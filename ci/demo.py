@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 import openai
+from openai.types.chat import ChatCompletionMessageParam
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +102,7 @@ def wait_until_ready(server: subprocess.Popen[bytes], url: str) -> None:
 def chat(base_url: str) -> None:
     client = openai.OpenAI(base_url=base_url, api_key="none", timeout=REQUEST_TIMEOUT_S, max_retries=0)
     model = client.models.list().data[0].id
-    messages: list[dict[str, str]] = []
+    messages: list[ChatCompletionMessageParam] = []
     known_tokens = 0
     for number, question in enumerate(QUESTIONS, start=1):
         messages.append({"role": "user", "content": question})
@@ -121,14 +122,14 @@ def chat(base_url: str) -> None:
         known_tokens = turn.prompt_tokens + turn.answer_tokens
 
 
-def ask(client: openai.OpenAI, model: str, messages: list[dict[str, str]]) -> Turn:
+def ask(client: openai.OpenAI, model: str, messages: list[ChatCompletionMessageParam]) -> Turn:
     started = time.monotonic()
     first_token_s = 0.0
     parts: list[str] = []
     usage = None
     stream = client.chat.completions.create(
         model=model,
-        messages=messages,  # type: ignore[arg-type]
+        messages=messages,
         temperature=0,
         max_tokens=MAX_TOKENS,
         stream=True,

@@ -226,7 +226,7 @@ class Load:
                 request["max_tokens"] = choose.choice([4, 60, 300])
                 try:
                     self._one(client, request)
-                except Exception as error:
+                except Exception as error:  # whatever goes wrong is counted and fails the test
                     self._count(wrong=f"{type(error).__name__}: {error}")
 
     def _one(self, client: httpx.Client, request: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import ast
 import importlib
 from pathlib import Path
 
-import mlx.core  # noqa: F401  # _ops links to its library
+import mlx.core  # noqa: F401  (_ops links to its library)
 import pytest
 
 import pomona

@@ -47,7 +47,7 @@ class FakeWorker(Worker):
 
     def submit(self, row: Submit) -> RowStream:
         self.rows.append(row)
-        stream = RowStream(self, row.id)  # type: ignore[arg-type]
+        stream = RowStream(self, row.id)  # type: ignore[arg-type]  # stands in for the client
         for item in self._script:
             stream.put(item)
         return stream

@@ -96,7 +96,6 @@ def test_a_slow_tokenizer_has_no_offsets() -> None:
 
 
 def test_transformers_is_the_fallback(model: Path) -> None:
-    pytest.importorskip("transformers")
     files = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
     vocabulary = FastTokenizer.from_file(str(model / "tokenizer.json")).model.save(str(model))
     for file in files:

@@ -136,14 +136,14 @@ def test_beside_a_failing_row(subject: ModelUnderTest) -> None:
 class _Faulty:
     """Raises while a call that holds the poison token is built."""
 
-    def __init__(self, model: object, poison: int) -> None:
+    def __init__(self, model: Callable[..., mx.array], poison: int) -> None:
         self._model = model
         self._poison = poison
 
     def __call__(self, ids: mx.array, cache: list[object]) -> mx.array:
         if self._poison in np.array(ids):
             raise ValueError("poison")
-        return self._model(ids, cache=cache)  # type: ignore[operator]
+        return self._model(ids, cache=cache)
 
 
 def _pack(boundaries: list[int]) -> bytes:

@@ -62,7 +62,7 @@ def main() -> None:
         # The reader of our output has gone. Python would complain once more when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except Exception as error:
+    except Exception as error:  # the last resort of a command: a sentence instead of a traceback
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
         _fail(

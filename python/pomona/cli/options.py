@@ -25,7 +25,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     parameters = [*map(_parameter, DEFINITIONS.values()), *own]
     # Arguments come before flags in the help.
-    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
     with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
     with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
     return with_flags

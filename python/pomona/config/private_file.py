@@ -26,7 +26,7 @@ def write_private(path: Path, data: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(name, path)
-        except BaseException:
+        except BaseException:  # no half-written file stays, whatever stops us; it goes on
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name)
             raise

@@ -75,7 +75,7 @@ class WorkerProcess:
         try:
             self._client = await self._spawn()
             self._info = await self._client.wait_loaded()
-        except BaseException:
+        except BaseException:  # a cancelled start leaves no process behind; it goes on
             await self.stop()
             raise
         return self._info
@@ -150,7 +150,7 @@ class WorkerProcess:
                     start_new_session=True,
                 )
             reader, writer = await asyncio.open_connection(sock=ours)
-        except BaseException:
+        except BaseException:  # nor a socket
             ours.close()
             raise
         pid = self._process.pid

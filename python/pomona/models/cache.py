@@ -73,7 +73,7 @@ def _convert_into(final: Path, source: Path, convert: Convert) -> None:
         _sync_tree(temporary)
         temporary.rename(final)
         _sync(final.parent)
-    except BaseException:
+    except BaseException:  # no half-made folder stays, whatever stops us; it goes on
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 

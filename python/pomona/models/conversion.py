@@ -34,7 +34,7 @@ def run_converter(module: str, source: Path, folder: Path, report: Report) -> No
                 if message.progress:
                     report(message.progress)
             child.wait()
-        except BaseException:
+        except BaseException:  # the child must not outlive us, an interrupt included; it goes on
             _stop(child)
             raise
     if error:

@@ -35,11 +35,11 @@ class LimitedHttp(Http):
     __slots__ = ("began_at",)
 
     def __init__(self, protocol: Any) -> None:
-        super().__init__(protocol)  # type: ignore[no-untyped-call]
+        super().__init__(protocol)  # type: ignore[no-untyped-call]  # of sanic, here and below
         self.began_at = time.monotonic()
 
     @property
-    def HEADER_MAX_SIZE(self) -> int:  # type: ignore[override]
+    def HEADER_MAX_SIZE(self) -> int:  # type: ignore[override]  # sanic: a constant
         """Sanic keeps one limit, of at most 16 KiB, for all apps of a process."""
         return int(self.protocol.app.config.REQUEST_MAX_HEADER_SIZE)
 

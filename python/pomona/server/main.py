@@ -140,7 +140,7 @@ async def _listen(settings: ServeSettings, services: Services, sock: socket.sock
     server = await app.create_server(sock=sock, backlog=BACKLOG, protocol=LimitedProtocol)
     if server is None:
         raise ModelLoadError("The web server could not be started.")
-    await server.startup()  # type: ignore[no-untyped-call]
+    await server.startup()  # type: ignore[no-untyped-call]  # of sanic, here and below
     await server.start_serving()  # type: ignore[no-untyped-call]
     return server
 

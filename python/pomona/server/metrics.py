@@ -42,7 +42,7 @@ METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE")
 
 
 # A time stamp beside every counter, which only another format than ours has a use for.
-disable_created_metrics()  # type: ignore[no-untyped-call]
+disable_created_metrics()  # type: ignore[no-untyped-call]  # of prometheus_client
 
 
 class Health(Protocol):

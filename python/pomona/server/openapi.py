@@ -205,7 +205,7 @@ def _schemas() -> dict[str, Any]:
     bodies = [(op.body, "validation") for op in OPERATIONS if op.body is not None]
     replies = [(op.reply, "serialization") for op in OPERATIONS if op.reply is not None]
     models = list(dict.fromkeys([*bodies, *replies, (ErrorReply, "serialization")]))
-    _, schema = models_json_schema(models, ref_template=REF)  # type: ignore[arg-type]
+    _, schema = models_json_schema(models, ref_template=REF)  # type: ignore[arg-type]  # the mode is a str here
     return dict(schema["$defs"])
 
 

@@ -23,7 +23,7 @@ SPELLINGS = (
     Spelling("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
     Spelling("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
     Spelling("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    Spelling("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek  # noqa: RUF001
+    Spelling("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek  # noqa: RUF001  (its own letters)
     Spelling("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
     Spelling("<PRE>", "<SUF>", "<MID>"),  # CodeLlama, as some converters write it
     Spelling("[PREFIX]", "[SUFFIX]", "[MIDDLE]", suffix_first=True),  # Codestral

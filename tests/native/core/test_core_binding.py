@@ -159,7 +159,7 @@ def test_threads_may_share_a_pool() -> None:
                 pool.release(row)
                 assert tree.nbytes > 0
                 tree.evict(5000)
-        except BaseException as error:
+        except BaseException as error:  # a thread's failure is the test's
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
