@@ -1,13 +1,10 @@
 #include "ops/choose.h"
 
 #include <cmath>
-#include <stdexcept>
 #include <utility>
 
-#include "kernels/cpu/variant.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
-#include "mlx/utils.h"
+#include "ops/cpu_node.h"
 #include "ops/cpu_stream.h"
 #include "ops/require.h"
 
@@ -31,7 +28,6 @@ void check(const kernels::DrawRule& rule) {
 
 mx::array choose(const mx::array& logits, std::vector<kernels::DrawRule> rules,
                  std::vector<uint64_t> indices) {
-  kernels::kernels();  // a wrong choice must raise here, not later on the stream's thread
   require(logits.ndim() == 2 && logits.shape(1) > 0, "logits must be [W, V], got shape ",
           logits.shape());
   float_of(logits.dtype(), "choose: logits");
@@ -39,34 +35,21 @@ mx::array choose(const mx::array& logits, std::vector<kernels::DrawRule> rules,
   require(rules.size() == rows && indices.size() == rows, "there are ", rows,
           " rows of logits but ", rules.size(), " rules and ", indices.size(), " indices");
   for (const kernels::DrawRule& rule : rules) check(rule);
-  return mx::array({logits.shape(0)}, mx::int32,
-                   std::make_shared<Choose>(cpu_stream(), std::move(rules), std::move(indices)),
-                   {mx::contiguous(logits)});
-}
-
-std::vector<mx::Shape> Choose::output_shapes(const std::vector<mx::array>& inputs) {
-  return {{inputs[0].shape(0)}};
-}
-
-void Choose::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  mx::array& out = outputs[0];
-  out.set_data(mx::allocator::malloc(out.nbytes()));
-  mx::cpu::get_command_encoder(stream()).dispatch([logits = mx::array::unsafe_weak_copy(inputs[0]),
-                                                   rules = rules_, indices = indices_,
-                                                   tokens = out.data<int32_t>()] {
-    kernels::choose(
-        {
-            .data = logits.data<void>(),
-            .type = float_of(logits.dtype(), "choose: logits"),
-            .rows = logits.shape(0),
-            .vocab = logits.shape(1),
-        },
-        rules, indices, tokens);
-  });
-}
-
-void Choose::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-  throw std::runtime_error("choose runs on the CPU only");
+  const auto work = [rules = std::move(rules), indices = std::move(indices)](
+                        const std::vector<mx::array>& inputs, mx::array& out) {
+    const mx::array& x = inputs[0];
+    kernels::choose({.data = x.data<void>(),
+                     .type = float_of(x.dtype(), "choose: logits"),
+                     .rows = x.shape(0),
+                     .vocab = x.shape(1)},
+                    rules, indices, out.data<int32_t>());
+  };
+  return make_node({.name = "choose",
+                    .inputs = {mx::contiguous(logits)},
+                    .shape = {logits.shape(0)},
+                    .dtype = mx::int32,
+                    .work = work,
+                    .stream = cpu_stream()});
 }
 
 }  // namespace pomona::ops

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/cpu/edit_logits.h"
-#include "mlx/primitives.h"
+#include "mlx/array.h"
 
 namespace pomona::ops {
 
@@ -16,22 +16,5 @@ namespace pomona::ops {
 // not fit.
 mlx::core::array edit_logits(const mlx::core::array& logits, std::vector<kernels::LogitEdits> edits,
                              const std::optional<mlx::core::array>& unread);
-
-// Inputs: logits, row after row, and the unread tokens if there are any.
-class EditLogits : public mlx::core::Primitive {
- public:
-  EditLogits(mlx::core::Stream stream, std::vector<kernels::LogitEdits> edits)
-      : Primitive(stream), edits_(std::move(edits)) {}
-
-  void eval_cpu(const std::vector<mlx::core::array>& inputs,
-                std::vector<mlx::core::array>& outputs) override;
-  void eval_gpu(const std::vector<mlx::core::array>& inputs,
-                std::vector<mlx::core::array>& outputs) override;
-  const char* name() const override { return "EditLogits"; }
-  std::vector<mlx::core::Shape> output_shapes(const std::vector<mlx::core::array>& inputs) override;
-
- private:
-  std::vector<kernels::LogitEdits> edits_;
-};
 
 }  // namespace pomona::ops

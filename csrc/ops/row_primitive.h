@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/cpu/rows.h"
-#include "mlx/primitives.h"
+#include "mlx/array.h"
 
 namespace pomona::ops {
 
@@ -17,10 +17,8 @@ namespace pomona::ops {
 using RowBody = std::function<void(const std::vector<mlx::core::array>& inputs,
                                    const kernels::Rows& x, const kernels::Target& out)>;
 
-// A node over inputs (x first) whose single output has `shape` and x's dtype. It asks for no
-// donation, so inputs that `body` writes in place, as a slab is, are not copied. Throws
-// std::invalid_argument when x has a dtype that the kernels lack, and std::runtime_error when the
-// instruction set that was asked for is missing.
+// A node (see cpu_node.h) over inputs, x first, whose output has `shape` and x's dtype. Throws
+// std::invalid_argument when x has a dtype that the kernels lack.
 mlx::core::array row_primitive(const char* name, std::vector<mlx::core::array> inputs,
                                mlx::core::Shape shape, RowBody body);
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "mlx/primitives.h"
+#include "mlx/array.h"
 #include "ops/slab.h"
 #include "ops/step_table.h"
 
@@ -17,22 +17,5 @@ namespace pomona::ops {
 // std::invalid_argument when x does not fit the slab and the table.
 mlx::core::array update_and_gather(const mlx::core::array& x, const Slab& slab, bool values,
                                    std::shared_ptr<const StepTable> table);
-
-// Inputs: x and one half of the slab, written in place (see UpdateAndAttend).
-class UpdateAndGather : public mlx::core::Primitive {
- public:
-  UpdateAndGather(mlx::core::Stream stream, std::shared_ptr<const StepTable> table)
-      : Primitive(stream), table_(std::move(table)) {}
-
-  void eval_cpu(const std::vector<mlx::core::array>& inputs,
-                std::vector<mlx::core::array>& outputs) override;
-  void eval_gpu(const std::vector<mlx::core::array>& inputs,
-                std::vector<mlx::core::array>& outputs) override;
-  const char* name() const override { return "UpdateAndGather"; }
-  std::vector<mlx::core::Shape> output_shapes(const std::vector<mlx::core::array>& inputs) override;
-
- private:
-  std::shared_ptr<const StepTable> table_;
-};
 
 }  // namespace pomona::ops

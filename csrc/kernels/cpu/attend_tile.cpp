@@ -285,18 +285,6 @@ void finish_row(const float* sums, float peak, float total, const float* sink, i
   if (d < dim) store_part(out + d, load(sums + d) * share, dim - d);
 }
 
-template <typename F>
-void with_type(Float type, F&& body) {
-  switch (type) {
-    case Float::kFloat32:
-      return body(float{});
-    case Float::kBfloat16:
-      return body(Bfloat{});
-    case Float::kFloat16:
-      return body(Half{});
-  }
-}
-
 class Work {
  public:
   Work(const Attention& a, const Tile& tile, const TileScratch& scratch)

@@ -9,16 +9,13 @@
 #include <vector>
 
 #include "kernels/cpu/choose_tile.h"
-#include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/share.h"
 #include "kernels/cpu/variant.h"
 
 namespace pomona::kernels {
 namespace {
 
 constexpr double kLog2E = 1.44269504088896340736;
-
-// Logits below which waking other threads costs more than it saves (about 10 us).
-constexpr int64_t kThreadedWork = 1 << 17;
 
 // A thread's buffers, reused.
 struct Scratch {
@@ -170,8 +167,7 @@ void choose(const Logits& logits, std::span<const DrawRule> rules,
       tokens[r] = choose_token(row, logits.type, logits.vocab, rules[r], indices[r]);
     }
   };
-  if (logits.rows * logits.vocab < kThreadedWork) return choose_some(0, logits.rows);
-  ThreadPool::shared().run(logits.rows, 1, choose_some);
+  share(logits.rows * logits.vocab, logits.rows, 1, choose_some);
 }
 
 }  // namespace pomona::kernels

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/cpu/paged_attention.h"
+#include "kernels/cpu/float_type.h"
 
 namespace pomona::kernels {
 

@@ -71,19 +71,6 @@ void trim(float* weights, int64_t blocks, float least, float* sums) {
   }
 }
 
-// Calls body with the logits as what they are.
-template <typename Body>
-auto with_type(const void* logits, Float type, Body&& body) {
-  switch (type) {
-    case Float::kBfloat16:
-      return body(static_cast<const Bfloat*>(logits));
-    case Float::kFloat16:
-      return body(static_cast<const Half*>(logits));
-    default:
-      return body(static_cast<const float*>(logits));
-  }
-}
-
 }  // namespace
 
 namespace POMONA_VARIANT {
@@ -92,12 +79,18 @@ ChooseKernels choose_kernels() {
   return {
       .find_peak =
           [](const void* logits, Float type, int64_t count) {
-            return with_type(logits, type, [&](auto* x) { return find_peak(x, count); });
+            return with_type(type, [&]<typename T>(T) {
+              const T* x = static_cast<const T*>(logits);
+              return find_peak(x, count);
+            });
           },
       .weigh =
           [](const void* logits, Float type, int64_t count, float peak, float scale, float* weights,
              float* sums) {
-            with_type(logits, type, [&](auto* x) { weigh(x, count, peak, scale, weights, sums); });
+            with_type(type, [&]<typename T>(T) {
+              const T* x = static_cast<const T*>(logits);
+              weigh(x, count, peak, scale, weights, sums);
+            });
           },
       .trim = trim,
   };

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "kernels/cpu/paged_attention.h"
+#include "kernels/cpu/float_type.h"
 
 namespace pomona::kernels {
 

@@ -17,25 +17,11 @@ void convert(const void* source, int64_t count, void* target) {
 }
 
 void widen(Float type, const void* from, int64_t count, float* to) {
-  switch (type) {
-    case Float::kFloat32:
-      return convert<float, float>(from, count, to);
-    case Float::kBfloat16:
-      return convert<Bfloat, float>(from, count, to);
-    case Float::kFloat16:
-      return convert<Half, float>(from, count, to);
-  }
+  with_type(type, [&]<typename T>(T) { convert<T, float>(from, count, to); });
 }
 
 void narrow(const float* from, int64_t count, Float type, void* to) {
-  switch (type) {
-    case Float::kFloat32:
-      return convert<float, float>(from, count, to);
-    case Float::kBfloat16:
-      return convert<float, Bfloat>(from, count, to);
-    case Float::kFloat16:
-      return convert<float, Half>(from, count, to);
-  }
+  with_type(type, [&]<typename T>(T) { convert<float, T>(from, count, to); });
 }
 
 }  // namespace

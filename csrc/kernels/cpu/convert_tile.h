@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/paged_attention.h"
+#include "kernels/cpu/float_type.h"
 
 namespace pomona::kernels {
 

@@ -7,20 +7,6 @@
 namespace pomona::kernels {
 namespace {
 
-#define INLINE inline __attribute__((always_inline))
-
-template <typename Body>
-INLINE void with_type(Float type, const Body& body) {
-  switch (type) {
-    case Float::kFloat32:
-      return body(float{});
-    case Float::kBfloat16:
-      return body(Bfloat{});
-    case Float::kFloat16:
-      return body(Half{});
-  }
-}
-
 // Calls body(i, count of lanes) for whole vectors, then for what is left.
 template <typename Body>
 INLINE void for_lanes(int64_t count, const Body& body) {

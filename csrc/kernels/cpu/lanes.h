@@ -16,8 +16,12 @@
 #include <arm_neon.h>
 #endif
 
+#include "kernels/cpu/float_type.h"
+
 namespace pomona::kernels {
 namespace {
+
+#define INLINE inline __attribute__((always_inline))
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
@@ -46,6 +50,19 @@ struct Half {
 struct Bfloat {
   uint16_t bits;
 };
+
+// Calls body with a value of the C++ type that stands for `type`.
+template <typename Body>
+INLINE auto with_type(Float type, const Body& body) {
+  switch (type) {
+    case Float::kBfloat16:
+      return body(Bfloat{});
+    case Float::kFloat16:
+      return body(Half{});
+    default:
+      return body(float{});
+  }
+}
 
 template <typename To, typename From>
 inline To bits_of(const From& from) {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/cpu/choose_tile.h"
-#include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/share.h"
 #include "kernels/cpu/variant.h"
 
 namespace pomona::kernels {
@@ -15,9 +15,6 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896340736f;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-// Logits below which waking other threads costs more than it saves (about 10 us).
-constexpr int64_t kThreadedWork = 1 << 17;
 
 // A thread's buffers, reused.
 struct Scratch {
@@ -73,8 +70,7 @@ void logprobs(const Logits& logits, const int32_t* tokens, const Logprobs& out) 
       for (int64_t i = 0; i < top; i++) out.top_logprobs[r * top + i] = logprob(row[ids[i]]);
     }
   };
-  if (logits.rows * vocab < kThreadedWork) return do_some(0, logits.rows);
-  ThreadPool::shared().run(logits.rows, 1, do_some);
+  share(logits.rows * vocab, logits.rows, 1, do_some);
 }
 
 }  // namespace pomona::kernels

@@ -25,7 +25,9 @@ constexpr int64_t kSumBlock = 256;
 // More rows than this in one product only cost cache: callers cut longer ones.
 constexpr int64_t kRowBlock = 252;
 
-inline int64_t units_of(int64_t columns) { return (columns + kUnit - 1) / kUnit; }
+[[gnu::always_inline]] inline int64_t units_of(int64_t columns) {
+  return (columns + kUnit - 1) / kUnit;
+}
 
 // Where row `row`, position `k` of packed activations lies: tiles of rows, each [depth][tile rows],
 // so that a tile's rows are neighbours. The tiles of a product are as equal as can be.
@@ -33,19 +35,23 @@ class PackedLayout {
  public:
   PackedLayout(int64_t rows, int64_t depth);
 
-  int64_t rows() const { return rows_; }
-  int64_t depth() const { return depth_; }
-  int64_t floats() const { return rows_ * depth_; }
-  int64_t tile_rows() const { return tile_rows_; }  // of all tiles but the last
-  int64_t tiles() const { return tile_rows_ == 0 ? 0 : (rows_ + tile_rows_ - 1) / tile_rows_; }
+  [[gnu::always_inline]] int64_t rows() const { return rows_; }
+  [[gnu::always_inline]] int64_t depth() const { return depth_; }
+  [[gnu::always_inline]] int64_t floats() const { return rows_ * depth_; }
+  [[gnu::always_inline]] int64_t tile_rows() const {
+    return tile_rows_;
+  }  // of all tiles but the last
+  [[gnu::always_inline]] int64_t tiles() const {
+    return tile_rows_ == 0 ? 0 : (rows_ + tile_rows_ - 1) / tile_rows_;
+  }
 
-  int64_t first_row(int64_t tile) const { return tile * tile_rows_; }
-  int64_t rows_of(int64_t tile) const {
+  [[gnu::always_inline]] int64_t first_row(int64_t tile) const { return tile * tile_rows_; }
+  [[gnu::always_inline]] int64_t rows_of(int64_t tile) const {
     const int64_t left = rows_ - first_row(tile);
     return left < tile_rows_ ? left : tile_rows_;
   }
   // Floats before the tile.
-  int64_t offset_of(int64_t tile) const { return first_row(tile) * depth_; }
+  [[gnu::always_inline]] int64_t offset_of(int64_t tile) const { return first_row(tile) * depth_; }
 
  private:
   int64_t rows_, depth_, tile_rows_;

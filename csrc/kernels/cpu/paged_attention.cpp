@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <memory>
-#include <new>
 #include <numeric>
 #include <vector>
 
+#include "kernels/cpu/aligned_floats.h"
 #include "kernels/cpu/attend_tile.h"
-#include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/share.h"
 #include "kernels/cpu/variant.h"
 
 namespace pomona::kernels {
@@ -18,33 +17,13 @@ namespace {
 // Rows times width of a tile: its queries, scores and sums then stay in the second-level cache.
 constexpr int64_t kTileFloats = 96 * 64;
 
-// Multiply-adds, and floats of partial sums, below which sharing out costs more than it saves.
-constexpr int64_t kThreadedWork = 1 << 17, kThreadedMerge = 1 << 16;
+// Floats of partial sums below which sharing out their merge costs more than it saves.
+constexpr int64_t kThreadedMerge = 1 << 16;
 
 // Pieces of work for each thread, so that the last ones to finish differ by little.
 constexpr int64_t kPiecesPerThread = 4;
 
 int64_t pad(int64_t n) { return (n + kPadding - 1) / kPadding * kPadding; }
-
-// Floats that grow to the largest size asked for and are then reused.
-class Arena {
- public:
-  float* of_size(int64_t floats) {
-    if (floats > capacity_) {
-      buffer_.reset(static_cast<float*>(::operator new(floats * sizeof(float), kAlignment)));
-      capacity_ = floats;
-    }
-    return buffer_.get();
-  }
-
- private:
-  static constexpr std::align_val_t kAlignment{64};
-  struct Free {
-    void operator()(float* p) const { ::operator delete(p, kAlignment); }
-  };
-  std::unique_ptr<float[], Free> buffer_;
-  int64_t capacity_ = 0;
-};
 
 int64_t group_of(const Attention& a) { return a.q.heads / a.keys.heads; }
 
@@ -62,7 +41,7 @@ Sums sums_at(float* buffer, const Attention& a, int64_t rows) {
 }
 
 void attend_tile(const Attention& a, const Tile& tile) {
-  thread_local Arena arena;
+  thread_local AlignedFloats buffer;
   const int64_t rows = rows_of(a, tile), width = pad(a.values.dim), sums = floats_of_sums(a, rows);
   const int64_t sizes[] = {pad(rows * a.keys.dim),
                            a.keys.dim * kChunk,
@@ -71,7 +50,7 @@ void attend_tile(const Attention& a, const Tile& tile) {
                            sums,
                            sums};
   float* parts[std::size(sizes)];
-  float* next = arena.of_size(std::accumulate(std::begin(sizes), std::end(sizes), int64_t{0}));
+  float* next = buffer.reserve(std::accumulate(std::begin(sizes), std::end(sizes), int64_t{0}));
   for (size_t i = 0; i < std::size(sizes); next += sizes[i++]) parts[i] = next;
   kernels().attend_tile(a, tile,
                         {width, parts[0], parts[1], parts[2], parts[3], sums_at(parts[4], a, rows),
@@ -104,8 +83,8 @@ class Plan {
   }
 
   void run(const Attention& a) {
-    thread_local Arena arena;
-    float* const partials = arena.of_size(partial_floats_);
+    thread_local AlignedFloats buffer;
+    float* const partials = buffer.reserve(partial_floats_);
     run(a, tiles_, partials, threads_ > 1);
     run(a, merges_, partials, partial_floats_ > kThreadedMerge);
   }

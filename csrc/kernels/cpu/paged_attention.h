@@ -12,11 +12,9 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/cpu/float_type.h"
+
 namespace pomona::kernels {
-
-enum class Float { kFloat32, kBfloat16, kFloat16 };
-
-constexpr int64_t size_of(Float type) { return type == Float::kFloat32 ? 4 : 2; }
 
 // Token rows as MLX hands them over, [B, H, L, D] with any strides; row t is (t / L, t % L).
 struct TokenRows {

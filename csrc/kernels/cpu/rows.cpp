@@ -8,22 +8,11 @@
 namespace pomona::kernels {
 namespace {
 
-// Multiply-adds below which sharing work out costs more than it saves.
-constexpr int64_t kThreadedWork = 1 << 17;
-
 void share_rows(const Rows& rows, FunctionRef<void(int64_t, int64_t)> body) {
   share(rows.count * rows.width * kElementWork, rows.count, 8, body);
 }
 
 }  // namespace
-
-void share(int64_t work, int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_t)> body) {
-  if (work >= kThreadedWork) {
-    ThreadPool::shared().run(count, grain, body);
-  } else if (count > 0) {
-    body(0, count);
-  }
-}
 
 void load_row(const Rows& rows, int64_t row, const Norm* norm, float* to) {
   if (norm != nullptr) {

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/cpu/paged_attention.h"
-#include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/float_type.h"
+#include "kernels/cpu/share.h"
 
 namespace pomona::kernels {
 
@@ -60,10 +60,6 @@ struct Turning {
 
 // A value that is normed, turned or stored costs about as much as this many multiply-adds.
 constexpr int64_t kElementWork = 16;
-
-// Calls body(begin, end) on parts of [0, count), on the calling thread alone where `work`, counted
-// in multiply-adds, is too little to wake another.
-void share(int64_t work, int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_t)> body);
 
 void rms_norm(const Rows& x, const Norm& norm, const Target& out);
 

@@ -166,7 +166,7 @@ void ThreadPool::keep_off_this_core() {
 #endif
 }
 
-void ThreadPool::take_pieces(size_t self) const {
+void ThreadPool::take_pieces(size_t self) const noexcept {
   const size_t threads = workers_.size() + 1;
   for (size_t i = 0; i < threads; i++) {
     Part& part = parts_[(self + i) % threads];

@@ -68,7 +68,7 @@ class ThreadPool {
 
   void work(size_t self);
   uint64_t next_round(uint64_t seen);
-  void take_pieces(size_t self) const;
+  void take_pieces(size_t self) const noexcept;
   void keep_off_this_core();
 
   std::vector<std::thread> workers_;

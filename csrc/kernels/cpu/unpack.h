@@ -13,8 +13,6 @@
 namespace pomona::kernels {
 namespace {
 
-#define INLINE inline __attribute__((always_inline))
-
 // ------------------------------------------------------------------ what a word holds
 
 // Each has kCodes, the values of a word, and value(word, i), its i-th.
@@ -358,14 +356,8 @@ INLINE uint32_t code_at(const uint8_t* row, int64_t index, int bits) {
 }
 
 INLINE float dense_value(Float type, const void* values, int64_t at) {
-  switch (type) {
-    case Float::kFloat32:
-      return static_cast<const float*>(values)[at];
-    case Float::kBfloat16:
-      return load_part(static_cast<const Bfloat*>(values) + at, 1)[0];
-    default:
-      return load_part(static_cast<const Half*>(values) + at, 1)[0];
-  }
+  return with_type(
+      type, [&]<typename T>(T) { return load_part(static_cast<const T*>(values) + at, 1)[0]; });
 }
 
 INLINE float byte_value(Code code, const void* values, int64_t at) {

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/paged_attention.h"
+#include "kernels/cpu/float_type.h"
 
 namespace pomona::kernels {
 
@@ -33,7 +33,7 @@ struct Weights {
 };
 
 // Bytes of one row of `data`.
-inline int64_t row_bytes(const Weights& w) {
+[[gnu::always_inline]] inline int64_t row_bytes(const Weights& w) {
   return w.code == Code::kDense ? w.depth * size_of(w.type) : w.depth * w.bits / 8;
 }
 
