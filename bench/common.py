@@ -11,7 +11,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,21 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
         help="write the raw values to FILE (without FILE: bench/results/SCRIPT.json)",
     )
     return parser
+
+
+def part_arguments(description: str | None, parts: Sequence[str]) -> argparse.Namespace:
+    """The options of a script that compares in pairs and can measure some of its parts only."""
+    parser = arguments(description)
+    parser.add_argument("--pairs", type=int, help="pairs of each comparison (default: 5)")
+    parser.add_argument("--only", choices=parts, nargs="+", default=parts, help="parts to measure")
+    args = parser.parse_args()
+    args.pairs = args.pairs or (2 if args.quick else 5)
+    return args
+
+
+def progress(text: str) -> None:
+    """For a person who waits: apart from the results."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def model_folder(argument: str | None) -> str:

@@ -24,7 +24,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
-from pairs import Goal, Pairs, alternate, spread, table
+from pairs import Goal, Pairs, alternate, milliseconds, spread, table
 from pomona.kv import seam
 from pomona.worker.model import LoadedModel
 from steps import BareRows, EngineRows, StockRow, equal_answers, prefill_seconds, prompts, step_seconds
@@ -65,7 +65,7 @@ def decode_part(args: argparse.Namespace) -> dict[str, object]:
         lines.append(
             [
                 *(str(context), str(rows), _rate(rows, pairs.b), _rate(rows, pairs.a)),
-                *(_ms(pairs.b), _ms(pairs.a), spread(pairs.ratios, 3), verdict),
+                *(milliseconds(pairs.b), milliseconds(pairs.a), spread(pairs.ratios, 3), verdict),
             ]
         )
     head = ["context", "rows", "engine, tokens/s", "bare, tokens/s"]
@@ -90,7 +90,7 @@ def _engine_and_bare(args: argparse.Namespace, rows: int, context: int) -> Pairs
     pairs = alternate(*sides, args.pairs)
     if not equal_answers(engine.answers, bare.answers):
         raise SystemExit("the engine's tokens are not those of the bare model call")
-    _progress(f"{rows} rows at {context}: engine : bare {spread(pairs.ratios, 3)}")
+    common.progress(f"{rows} rows at {context}: engine : bare {spread(pairs.ratios, 3)}")
     return pairs
 
 
@@ -114,7 +114,7 @@ def thin_part(args: argparse.Namespace) -> dict[str, object]:
     for name, taken in times.items():
         over = [t / s for t, s in zip(times["mlx-lm"], taken, strict=True)]
         goal = THIN_GOAL.verdict(1e3 * statistics.median(taken)) if name == "bare" else ""
-        lines.append([name, _ms(taken), spread(over), goal])
+        lines.append([name, milliseconds(taken), spread(over), goal])
     print(f"\n## A step of 30 thin layers, one row\n\n{table(['', 'ms', 'times mlx-lm', ''], lines)}")
     return {"thin": times}
 
@@ -167,20 +167,8 @@ def _rate(rows: int, seconds: list[float]) -> str:
     return spread([rows / s for s in seconds])
 
 
-def _ms(seconds: list[float]) -> str:
-    return spread([1e3 * s for s in seconds])
-
-
-def _progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main() -> int:
-    parser = common.arguments(__doc__)
-    parser.add_argument("--pairs", type=int, help="slices of each side (default: 5)")
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="parts to measure")
-    args = parser.parse_args()
-    args.pairs = args.pairs or (2 if args.quick else 5)
+    args = common.part_arguments(__doc__, PARTS)
     folder = Path(common.model_folder(args.model)).name
     found: dict[str, object] = {"model": folder, "slices": args.pairs}
     common.report(TITLE, found, None)

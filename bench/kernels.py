@@ -20,7 +20,7 @@ import mlx.core as mx
 
 import attention
 import products
-from pairs import Goal, spread, table
+from pairs import Goal, milliseconds, spread, table
 from products import Format, Peaks, Product, Shape
 from steps import BareRows, prompts, step_seconds
 
@@ -71,7 +71,7 @@ def _products(args: argparse.Namespace, all_series: list[Series]) -> list[Produc
     for form, shapes, rows in all_series[:: 3 if args.quick else 1]:
         for shape in shapes[:1] if args.quick else shapes:
             found += products.measure(shape, form, rows[::3] if args.quick else rows, args.pairs, args.slice)
-            _progress(f"{form}: {shape}")
+            common.progress(f"{form}: {shape}")
     return found
 
 
@@ -120,7 +120,7 @@ def attention_part(args: argparse.Namespace, peaks: Peaks) -> dict[str, object]:
     for heads in (attention.SMOLLM2, attention.LARGER):
         for context in CONTEXTS[:1] if args.quick else CONTEXTS:
             found.append(attention.measure(heads, context, args.pairs, args.slice))
-            _progress(f"attention {heads}, {context} keys")
+            common.progress(f"attention {heads}, {context} keys")
     rows = []
     for one in found:
         read = one.kv_bytes / statistics.median(one.pairs.a)
@@ -160,7 +160,7 @@ def rows_part(args: argparse.Namespace, peaks: Peaks) -> dict[str, object]:
         rows = BareRows(loaded, prompts(loaded, count, STEP_CONTEXT, 100 * count), tokens)
         measures[count] = step_seconds(rows, steps)
         measures[count]()
-        _progress(f"{count} rows ready")
+        common.progress(f"{count} rows ready")
     times: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(args.pairs):
         for count in counts:
@@ -171,7 +171,7 @@ def rows_part(args: argparse.Namespace, peaks: Peaks) -> dict[str, object]:
         goal = STEP_GOALS.get(count)
         rows_of_table.append(
             [
-                *(str(count), _ms(times[count]), f"{count / statistics.median(times[count]):.0f}"),
+                *(str(count), milliseconds(times[count]), f"{count / statistics.median(times[count]):.0f}"),
                 *(spread(ratios), goal.verdict(statistics.median(ratios)) if goal else ""),
             ]
         )
@@ -185,20 +185,8 @@ def _us(seconds: list[float]) -> str:
     return f"{spread([1e6 * s for s in seconds])} us"
 
 
-def _ms(seconds: list[float]) -> str:
-    return spread([1e3 * s for s in seconds])
-
-
-def _progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main() -> int:
-    parser = common.arguments(__doc__)
-    parser.add_argument("--pairs", type=int, help="pairs of each comparison (default: 5)")
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="parts to measure")
-    args = parser.parse_args()
-    args.pairs = args.pairs or (2 if args.quick else 5)
+    args = common.part_arguments(__doc__, PARTS)
     args.slice = QUICK_SLICE_S if args.quick else SLICE_S
     peaks = products.peaks()
     common.report(TITLE, {"pairs": args.pairs, "peaks of this run": str(peaks)}, None)

@@ -70,6 +70,10 @@ def spread(values: Sequence[float], decimals: int | None = None) -> str:
     return f"{median} ({low}..{high})"
 
 
+def milliseconds(seconds: Sequence[float]) -> str:
+    return spread([1e3 * s for s in seconds])
+
+
 def _text(value: float, decimals: int | None) -> str:
     if decimals is not None:
         return f"{value:.{decimals}f}"
