@@ -235,7 +235,9 @@ class SharedMoment {
 NB_MODULE(_ops, m) {
   nb::module_::import_("mlx.core");  // registers the array and dtype types used below
   m.doc() = "MLX primitives over the CPU kernels.";
-  kernels::ThreadPool::configured_threads();  // a wrong number must raise here, not in a step
+  // A wrong choice must raise here, not in a step.
+  kernels::ThreadPool::configured_threads();
+  kernels::kernels();
   kernels::share_pool_with_blas();
 
   nb::class_<ops::Slab>(m, "Slab")

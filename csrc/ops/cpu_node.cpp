@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "kernels/cpu/variant.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/primitives.h"
 
@@ -46,7 +45,6 @@ void CpuPrimitive::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx
 void allocate_dense(mx::array& out) { out.set_data(mx::allocator::malloc(out.nbytes())); }
 
 mx::array make_node(CpuNode node) {
-  kernels::kernels();  // a wrong choice must raise here, not later on the stream's thread
   std::vector<mx::array> inputs = std::exchange(node.inputs, {});
   auto shared = std::make_shared<const CpuNode>(std::move(node));
   return mx::array(shared->shape, shared->dtype, std::make_shared<CpuPrimitive>(shared),

@@ -29,8 +29,7 @@ struct CpuNode {
   void (*allocate)(mlx::core::array& out) = allocate_dense;
 };
 
-// The node's output, lazily. Throws std::runtime_error when the instruction set that was asked for
-// is missing. Evaluated on a GPU stream it throws as well.
+// The node's output, lazily. Evaluated on a GPU stream it throws std::runtime_error.
 mlx::core::array make_node(CpuNode node);
 
 }  // namespace pomona::ops

@@ -5,7 +5,6 @@
 #include <stdexcept>
 
 #include "kernels/cpu/logprobs.h"
-#include "kernels/cpu/variant.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
 #include "mlx/utils.h"
@@ -23,7 +22,6 @@ constexpr Require require{"logprobs"};
 
 std::tuple<mx::array, mx::array, mx::array> logprobs(const mx::array& logits,
                                                      const mx::array& tokens, int top) {
-  kernels::kernels();  // a wrong choice must raise here, not later on the stream's thread
   require(logits.ndim() == 2 && logits.shape(1) > 0, "logits must be [N, V], got shape ",
           logits.shape());
   float_of(logits.dtype(), "logprobs: logits");

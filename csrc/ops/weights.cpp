@@ -64,32 +64,7 @@ Weights::Weights(const mx::array& weight, const std::optional<mx::array>& scales
     first_.type = float_of(weight.dtype(), "Weights: weight");
     first_.depth = weight.shape(-1);
   } else {
-    first_.code = code_of(mode, group_size, bits);
-    require(weight.dtype() == mx::uint32, "packed weight must be uint32, got ", weight.dtype());
-    require(bits >= 2 && bits <= 8 && bits != 7, "bits must be 2, 3, 4, 5, 6 or 8, got ", bits);
-    require(group_size == 16 || group_size == 32 || group_size == 64 || group_size == 128,
-            "group_size must be 16, 32, 64 or 128, got ", group_size);
-    first_.bits = bits;
-    first_.group_size = group_size;
-    first_.depth = int64_t{weight.shape(-1)} * 32 / bits;
-    mx::Shape groups = weight.shape();
-    groups.back() = static_cast<int>(first_.depth / group_size);
-    require(first_.depth % group_size == 0 && scales->shape() == groups, "scales have shape ",
-            scales->shape(), ", expected ", groups);
-    arrays_.push_back(settled(*scales));
-    if (first_.code == kernels::Code::kAffine) {
-      first_.type = float_of(scales->dtype(), "Weights: scales");
-      require(biases.has_value(), "affine weights need biases");
-      require(biases->shape() == groups && biases->dtype() == scales->dtype(), "biases are ",
-              biases->shape(), " ", biases->dtype(), ", scales ", groups, " ", scales->dtype());
-      arrays_.push_back(settled(*biases));
-      first_.biases = arrays_[2].data<void>();
-    } else {
-      require(scales->dtype() == mx::uint8, "scales of mode ", mode, " must be uint8, got ",
-              scales->dtype());
-      require(!biases.has_value(), "mode ", mode, " has no biases");
-    }
-    first_.scales = arrays_[1].data<void>();
+    take_packed(weight, *scales, biases, group_size, bits, mode);
   }
   first_.data = arrays_[0].data<void>();
   if (bias) {
@@ -98,6 +73,37 @@ Weights::Weights(const mx::array& weight, const std::optional<mx::array>& scales
     float_of(bias->dtype(), "Weights: bias");
     bias_ = std::make_shared<const std::vector<float>>(values_of(*bias));
   }
+}
+
+void Weights::take_packed(const mx::array& weight, const mx::array& scales,
+                          const std::optional<mx::array>& biases, int group_size, int bits,
+                          const std::string& mode) {
+  first_.code = code_of(mode, group_size, bits);
+  require(weight.dtype() == mx::uint32, "packed weight must be uint32, got ", weight.dtype());
+  require(bits >= 2 && bits <= 8 && bits != 7, "bits must be 2, 3, 4, 5, 6 or 8, got ", bits);
+  require(group_size == 16 || group_size == 32 || group_size == 64 || group_size == 128,
+          "group_size must be 16, 32, 64 or 128, got ", group_size);
+  first_.bits = bits;
+  first_.group_size = group_size;
+  first_.depth = int64_t{weight.shape(-1)} * 32 / bits;
+  mx::Shape groups = weight.shape();
+  groups.back() = static_cast<int>(first_.depth / group_size);
+  require(first_.depth % group_size == 0 && scales.shape() == groups, "scales have shape ",
+          scales.shape(), ", expected ", groups);
+  arrays_.push_back(settled(scales));
+  if (first_.code == kernels::Code::kAffine) {
+    first_.type = float_of(scales.dtype(), "Weights: scales");
+    require(biases.has_value(), "affine weights need biases");
+    require(biases->shape() == groups && biases->dtype() == scales.dtype(), "biases are ",
+            biases->shape(), " ", biases->dtype(), ", scales ", groups, " ", scales.dtype());
+    arrays_.push_back(settled(*biases));
+    first_.biases = arrays_[2].data<void>();
+  } else {
+    require(scales.dtype() == mx::uint8, "scales of mode ", mode, " must be uint8, got ",
+            scales.dtype());
+    require(!biases.has_value(), "mode ", mode, " has no biases");
+  }
+  first_.scales = arrays_[1].data<void>();
 }
 
 kernels::Weights Weights::matrix(int64_t expert) const {

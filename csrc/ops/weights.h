@@ -43,6 +43,10 @@ class Weights {
   Weights part(int64_t first, int64_t count) const;
 
  private:
+  void take_packed(const mlx::core::array& weight, const mlx::core::array& scales,
+                   const std::optional<mlx::core::array>& biases, int group_size, int bits,
+                   const std::string& mode);
+
   std::vector<mlx::core::array> arrays_;
   kernels::Weights first_;
   int64_t experts_ = 0;

@@ -349,5 +349,5 @@ def stamp(x: mx.array, moment: Moment) -> mx.array:
 def cpu_variant() -> str:
     """The kernel variant in use: "generic", "avx2", "avx512" or "neon".
 
-    POMONA_CPU_VARIANT forces one; RuntimeError if this machine lacks it.
+    POMONA_CPU_VARIANT forces one; importing this module fails if this machine lacks it.
     """

@@ -47,3 +47,15 @@ def test_the_smaller_limit_of_the_pool_wins() -> None:
 )
 def test_context_comes_from_the_configuration(config: dict[str, object], tokens: int) -> None:
     assert model.context_tokens(config) == tokens
+
+
+def test_a_model_that_cannot_run_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        layers = (None,)
+
+        def __call__(self, ids: mx.array, cache: object) -> mx.array:
+            raise ValueError("no head")
+
+    monkeypatch.setattr(model, "_load_weights", lambda folder: (Broken(), {"model_type": "odd"}))
+    with pytest.raises(model.ModelLoadError, match="models of type 'odd' don't run in mlx-lm .*: no head"):
+        model.load(WorkerOptions(model="odd"))

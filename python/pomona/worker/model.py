@@ -26,6 +26,8 @@ KV_SHARE_OF_MEMORY = 0.25
 SNAPSHOT_SHARE = 0.25
 MAX_POOL_TOKENS = 1 << 22
 DEFAULT_CONTEXT = 8192
+# What model code raises for a configuration that it can't run.
+MODEL_ERRORS = (ValueError, TypeError, RuntimeError, IndexError, KeyError, AttributeError)
 # Memory limits of a container, version 2 and 1 ("max" or a huge number: none).
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
@@ -62,8 +64,12 @@ def load(options: WorkerOptions) -> LoadedModel:
     """
     seam.install()
     model, config = _load_weights(Path(options.model))
-    layout = read_layout(model)
-    choice = choose_reader(model, layout, options.reader, options.fused_ops == "auto")
+    try:
+        choice = choose_reader(model, read_layout(model), options.reader, options.fused_ops == "auto")
+    except MODEL_ERRORS as error:
+        raise ModelLoadError(
+            f"models of type {config.get('model_type')!r} don't run in mlx-lm as this one is configured: {error}"
+        ) from error
     if choice.reader is None:
         raise ModelLoadError(
             f"models of type {config.get('model_type')!r} can't be served yet: {'; '.join(choice.notes)}"
