@@ -57,5 +57,5 @@ def test_a_model_that_cannot_run_is_refused_in_a_sentence(monkeypatch: pytest.Mo
             raise ValueError("no head")
 
     monkeypatch.setattr(model, "_load_weights", lambda folder: (Broken(), {"model_type": "odd"}))
-    with pytest.raises(model.ModelLoadError, match="models of type 'odd' don't run in mlx-lm .*: no head"):
+    with pytest.raises(model.ModelLoadError, match=r"models of type 'odd' don't run in mlx-lm .*: no head"):
         model.load(WorkerOptions(model="odd"))

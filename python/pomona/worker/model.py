@@ -68,7 +68,8 @@ def load(options: WorkerOptions) -> LoadedModel:
         choice = choose_reader(model, read_layout(model), options.reader, options.fused_ops == "auto")
     except MODEL_ERRORS as error:
         raise ModelLoadError(
-            f"models of type {config.get('model_type')!r} don't run in mlx-lm as this one is configured: {error}"
+            f"models of type {config.get('model_type')!r} don't run in mlx-lm "
+            f"as this one is configured: {error}"
         ) from error
     if choice.reader is None:
         raise ModelLoadError(
